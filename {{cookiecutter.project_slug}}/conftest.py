@@ -1,0 +1,125 @@
+"""Fixtures of all tests, those of the workers too: a real PostgreSQL, and a fresh migrated database for each test."""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from pydantic import SecretStr
+
+from {{cookiecutter.project_slug}} import Lease, LeaseLost, Worker
+from {{cookiecutter.project_slug}}.config import Settings
+from {{cookiecutter.project_slug}}.dev import throwaway_postgres
+from {{cookiecutter.project_slug}}.keys import ENV_PREFIX, LeaseKey
+from {{cookiecutter.project_slug}}.lease.term import Term, clock
+from {{cookiecutter.project_slug}}.schema import migrate
+from {{cookiecutter.project_slug}}.worker import WorkPool, run_worker
+
+TEST_DATABASE_URL = f"{ENV_PREFIX}TEST_DATABASE_URL"
+
+NEXT_EPOCH = """
+insert into {{cookiecutter.project_slug}}.lease as lease (key, role, epoch) values (%(key)s, %(role)s, 1)
+on conflict (key) do update set epoch = lease.epoch + 1
+returning epoch
+"""
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A server on which databases can be created: the one in the environment, else one of our own for this session."""
+    if url := os.environ.get(TEST_DATABASE_URL):
+        yield url
+    else:
+        with throwaway_postgres() as url:
+            yield url
+
+
+@pytest.fixture(scope="session")
+def _create_database(postgres_url: str) -> Iterator[Callable[[str | None], str]]:
+    """Creates a database, as a copy of another where one is named, and returns its conninfo. All are dropped."""
+    created: list[str] = []
+
+    def create(template: str | None) -> str:
+        name = f"test_{uuid.uuid4().hex}"
+        admin.execute(
+            sql.SQL("create database {} template {}").format(
+                sql.Identifier(name), sql.Identifier(template or "template0")
+            )
+        )
+        created.append(name)
+        return make_conninfo(postgres_url, dbname=name)
+
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        try:
+            yield create
+        finally:
+            for name in created:
+                admin.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture(scope="session")
+def _migrated(_create_database: Callable[[str | None], str]) -> str:
+    """Name of a migrated database that the tests' own are copied from."""
+    with psycopg.connect(_create_database(None), autocommit=True) as conn:
+        migrate(conn)
+        return conn.info.dbname
+
+
+@pytest.fixture
+def empty_database_url(_create_database: Callable[[str | None], str]) -> str:
+    """Conninfo of a fresh database in which nothing was migrated."""
+    return _create_database(None)
+
+
+@pytest.fixture
+def database_url(_create_database: Callable[[str | None], str], _migrated: str) -> str:
+    """Conninfo of a fresh, migrated database of this test's own."""
+    return _create_database(_migrated)
+
+
+@pytest.fixture
+def conn(database_url: str) -> Iterator[psycopg.Connection]:
+    """An autocommit connection to `database_url`."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def make_lease() -> Iterator[Callable[[str, str], Lease]]:
+    """`make_lease(role, url)` begins a term of an hour, without an elector; the role's former one is over from then."""
+    pools: list[WorkPool] = []
+
+    def make(role: str, url: str) -> Lease:
+        key = LeaseKey.of(role)
+        with psycopg.connect(url, autocommit=True) as conn:
+            row = conn.execute(NEXT_EPOCH, {"key": key, "role": role}).fetchone()
+        assert row is not None
+        pools.append(WorkPool(Settings(database_url=SecretStr(url))))
+        return Lease(Term(key, row[0], clock() + 3600), "test", pools[-1], ttl=6.0)
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+@pytest.fixture
+def leading() -> Callable[[Worker, Lease], AbstractContextManager[None]]:
+    """`with leading(worker, lease):` runs a worker meanwhile, and asks it to stop at the end. Raises what it raised."""
+
+    @contextmanager
+    def context(worker: Worker, lease: Lease) -> Iterator[None]:
+        with ThreadPoolExecutor(1) as thread:
+            run = thread.submit(run_worker, worker, lease, lease._term)
+            try:
+                yield
+            finally:
+                lease._term.stop("the test is over")
+            with suppress(LeaseLost):
+                run.result()
+
+    return context

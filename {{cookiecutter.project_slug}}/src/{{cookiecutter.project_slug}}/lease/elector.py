@@ -1,0 +1,309 @@
+"""The loop: feeds `decision.py` from `session.py`, with one heartbeat for all roles each interval."""
+
+import faulthandler
+import os
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import psycopg
+import structlog
+
+from ..config import Timing
+from ..keys import ENV_PREFIX, SERVICE, LeaseKey
+from .decision import Candidacy, Doubt, Phase, Seen, Step
+from .session import Refused, SchemaOutdated, Session, Wake
+from .term import Term, clock
+
+log = structlog.get_logger(__name__)
+
+RECONNECT_FIRST = 0.1  # seconds; doubled with each failure in a row
+RECONNECT_LAST = 5.0
+REFUSED_RETRY = 30.0  # seconds between looks at a pooler or server that can't carry a lease
+HERD_SPREAD = 0.01  # seconds over which stand-bys spread their tries after a release
+
+
+@dataclass
+class _Role:
+    """One role of this replica: its logic, its term, and what was last logged about it."""
+
+    key: LeaseKey
+    fenced: bool
+    candidacy: Candidacy
+    term: Term | None = None
+    holder: tuple[int, str] | None = None  # last reported
+    loss_reported: bool = False
+
+
+class Elector:
+    """Competes for all roles of this replica over one session.
+
+    Args:
+        url: conninfo of the lease's session.
+        roles: each role's key, and whether all its effects are fenced.
+        start: called in the elector's thread with each new term; it must start the worker and return at once. Whoever
+            runs the worker sets `term.ended` and calls `worker_ended`.
+        overrun: called with a role whose worker was asked to end and did not within `drain_timeout` seconds. It must
+            end the process: the lease is never given back while the worker runs.
+        schema_version: what `run` needs; an older database is fatal.
+
+    Start it once. `stop` may come before, during and after, from any thread, any number of times.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        instance: str,
+        timing: Timing,
+        roles: Mapping[LeaseKey, bool],
+        start: Callable[[Term], None],
+        overrun: Callable[[str], None],
+        drain_timeout: float,
+        schema_version: int,
+    ) -> None:
+        self.fatal: SchemaOutdated | None = None
+        self._url = url
+        self._instance = instance
+        self._timing = timing
+        self._start = start
+        self._overrun = overrun
+        self._drain_timeout = drain_timeout
+        self._schema_version = schema_version
+        self._roles = {
+            key: _Role(key, fenced, Candidacy(instance, timing, fenced=fenced)) for key, fenced in roles.items()
+        }
+        self._wake = Wake()
+        self._last_words = _open_last_words()
+        self._stopping = threading.Event()
+        self._connected = "unknown"  # the last connection state that was logged
+        self._timeline: int | None = None
+
+    # -- for other threads
+
+    def stop(self) -> None:
+        """Ask all workers to end, then release, then let `run` return."""
+        self._stopping.set()
+        self._wake.set()
+
+    def worker_ended(self) -> None:
+        """To be called after `term.ended` was set."""
+        self._wake.set()
+
+    @property
+    def working(self) -> list[str]:
+        """The roles whose worker still runs."""
+        return [r.key.role for r in self._roles.values() if r.term is not None and not r.term.ended.is_set()]
+
+    # -- the elector's thread
+
+    def run(self) -> None:
+        """Compete until stopped, or until the schema turns out to be too old (then `fatal` says so)."""
+        failures = 0
+        while not self._finished():
+            delay = 0.0
+            session = None
+            opened_at = clock()
+            try:
+                if not self._stopping.is_set():
+                    session = Session.open(self._url, self._instance, self._timing, self._roles, self._schema_version)
+                    self._report("open", "info", "session.opened", stability=session.verdict.stability.value)
+                    self._warn_of(session)
+                    self._serve(session)
+            except SchemaOutdated as error:
+                self.fatal = error
+                self.stop()
+            except Refused as error:
+                self._report(None, "error", "session.refused", verdict=error.verdict, reason=str(error), hint=_HINT)
+                delay = REFUSED_RETRY
+            except (psycopg.Error, Doubt, OSError) as error:
+                event = "session.unreachable" if session is None else "session.lost"
+                self._report(event, "warning", event, reason=" ".join(str(error).split()))
+                if session is not None and clock() - opened_at > RECONNECT_LAST:
+                    failures = 0
+                delay = 0.0 if failures == 0 else min(RECONNECT_LAST, RECONNECT_FIRST * 2**failures)
+                failures = min(failures + 1, 16)
+            except Exception:
+                log.exception("elector.failed")  # a defect: nothing is known, so nothing is held
+                delay = RECONNECT_LAST
+            if session is not None:
+                session.close()
+            self._cut()
+            self._pause(delay * random.uniform(0.5, 1.5))
+
+    def _finished(self) -> bool:
+        return self._stopping.is_set() and not self.working
+
+    def _serve(self, session: Session) -> None:
+        """Hold, try, renew, until stopped. Leaves by an exception when anything about the session is in doubt."""
+        beat_at = clock()
+        while True:
+            self._reap()
+            if clock() >= beat_at:
+                beat_at = clock() + self._timing.interval
+                self._beat(session)
+            for role in self._roles.values():
+                while self._take_step(session, role):
+                    pass
+            if self._finished() and all(role.candidacy.idle for role in self._roles.values()):
+                return
+            due = [role.candidacy.start_at for role in self._roles.values() if role.candidacy.phase is Phase.HOLDING]
+            payloads = session.wait(min([beat_at, *(at for at in due if at is not None)]) - clock(), self._wake)
+            if payloads is None:
+                beat_at = clock()
+            for payload in payloads or []:
+                if self._heed(payload):
+                    beat_at = min(beat_at, clock() + random.uniform(0, HERD_SPREAD))
+
+    def _beat(self, session: Session) -> None:
+        started = clock()
+        tries = [role.key for role in self._roles.values() if role.candidacy.tries(started)]
+        beat = session.heartbeat(self._roles, tries)
+        ended = clock()
+        self._timeline = beat.timeline
+        for role in self._roles.values():
+            seen = beat.seen.get(role.key, Seen())
+            role.candidacy.beat(started, ended, beat.timeline, seen)
+            if role.term is not None and not role.term.renew(role.candidacy.trust_until):
+                role.candidacy.expire()
+            self._report_holder(role, seen)
+        self._arm()
+
+    def _take_step(self, session: Session, role: _Role) -> bool:
+        """Take the step that is due for a role; whether another may be due at once."""
+        candidacy = role.candidacy
+        match candidacy.next(clock()):
+            case Step.NOTHING:
+                return False
+            case Step.READ:
+                candidacy.read(session.read(role.key))
+                if candidacy.start_at is not None and (wait := candidacy.start_at - clock()) > 0:
+                    log.info("lease.takeover_wait", role=role.key.role, wait_seconds=round(wait, 3))
+            case Step.BEGIN:
+                epoch = session.begin(role.key, self._timeline, fenced=role.fenced)
+                candidacy.begun(epoch, clock())
+                if epoch is not None:
+                    role.term = Term(role.key, epoch, candidacy.trust_until)
+                    role.loss_reported = False
+                    self._arm()
+                    log.info("lease.acquired", role=role.key.role, epoch=epoch)
+                    if self._stopping.is_set():  # asked to stop in this instant: never begin to lead
+                        role.term.ended.set()
+                    else:
+                        self._start(role.term)
+            case Step.RELEASE:
+                session.release(role.key, candidacy.epoch if role.term is not None else None)
+                candidacy.released()
+                if role.term is not None:
+                    log.info("lease.released", role=role.key.role, epoch=candidacy.epoch)
+                role.term = None
+        return True
+
+    def _heed(self, payload: str) -> bool:
+        """Heed a notification; whether to try for a lock soon."""
+        verb, _, name = payload.partition(" ")
+        for role in self._roles.values():
+            if role.key.role == name:
+                if verb == "step-down" and role.term is not None:
+                    log.info("lease.step_down", role=name)
+                    role.candidacy.ask()
+                    role.term.stop("asked to step down")
+                return verb == "released" and role.candidacy.tries(clock())
+        return False
+
+    def _reap(self) -> None:
+        """Pass on what happened since the last look: a stop request, expired terms, workers that have ended."""
+        for role in self._roles.values():
+            if self._stopping.is_set():
+                role.candidacy.close()
+                if role.term is not None:
+                    role.term.stop("the service is stopping")
+            if role.term is None:
+                continue
+            if not role.term.held:
+                self._report_loss(role)
+                role.candidacy.expire()
+            if role.term.ended.is_set():
+                if role.candidacy.worker_runs:
+                    role.candidacy.ended(clock(), random.uniform(0.5, 1.5))
+                if role.candidacy.idle:
+                    role.term = None
+            elif role.term.stop_asked_at is not None and clock() >= role.term.stop_asked_at + self._drain_timeout:
+                self._overrun(role.key.role)
+        self._arm()
+
+    def _cut(self) -> None:
+        """The session is closed: no lock is ours."""
+        for role in self._roles.values():
+            role.candidacy.cut()
+            role.holder = None
+            if role.term is not None:
+                role.term.lose("the lease's session has ended")
+        self._reap()
+
+    def _report_loss(self, role: _Role) -> None:
+        if role.term is not None and not role.loss_reported:
+            role.loss_reported = True
+            log.warning("lease.lost", role=role.key.role, epoch=role.term.epoch, reason=role.term.reason)
+
+    def _pause(self, seconds: float) -> None:
+        """Without a session: see workers end, until the next attempt or until there is nothing left to do."""
+        until = clock() + seconds
+        while clock() < until and not self._finished():
+            self._wake.wait(min(self._timing.interval, until - clock()))
+            self._reap()
+
+    def _arm(self) -> None:
+        """The last resort: a timer in C, which needs no GIL, ends the process when a worker outlives its lease.
+
+        Measured: it fires while a regular expression holds the GIL. Each heartbeat puts it off.
+        """
+        kills = [at for role in self._roles.values() if (at := role.candidacy.kill_at) is not None]
+        if kills:
+            faulthandler.dump_traceback_later(max(0.001, min(kills) - clock()), exit=True, file=self._last_words)
+        else:
+            faulthandler.cancel_dump_traceback_later()
+
+    # -- what people see
+
+    def _report(self, state: str | None, level: str, event: str, **fields: object) -> None:
+        """One line per change of state; `None` is a state that is told each time."""
+        if state is None or state != self._connected:
+            getattr(log, level)(event, **fields)
+        self._connected = state or "refused"
+
+    def _warn_of(self, session: Session) -> None:
+        if session.verdict.stability.value != "direct":
+            log.warning("session.pooled", reason=session.verdict.reason, hint=_HINT)
+        if not session.verdict.temp_allowed:
+            log.warning("session.no_temp", reason="TEMP is revoked: the probe did without its temporary table")
+
+    def _report_holder(self, role: _Role, seen: Seen) -> None:
+        holder = seen.holder
+        if holder is None or holder.name is None or role.holder == (holder.pid, holder.name):
+            return
+        role.holder = (holder.pid, holder.name)
+        if holder.name.startswith(f"{SERVICE} "):
+            name = holder.name.removeprefix(f"{SERVICE} ")
+            log.info("lease.standby", role=role.key.role, holder=name, holder_pid=holder.pid)
+        else:
+            log.error(
+                "lease.collision",
+                role=role.key.role,
+                key=int(role.key),
+                holder=holder.name,
+                holder_pid=holder.pid,
+                hint="another program uses this lock in this database; give one of the two another lease key base",
+            )
+
+
+def _open_last_words() -> int:
+    """Where the last resort writes its stack traces: standard error, opened so that no full pipe can keep it alive."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK
+    try:
+        return os.open("/dev/stderr", flags)
+    except OSError:  # a socket, say
+        return os.open(os.devnull, flags)
+
+
+_HINT = f"set {ENV_PREFIX}LEASE_DATABASE_URL to the server itself, or to a pooler in session mode"

@@ -1,0 +1,150 @@
+"""What runs in a replica: signals, the elector's thread, a thread for each worker that leads, drain, exit codes."""
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from types import FrameType
+
+import structlog
+
+from . import schema
+from .config import Settings
+from .keys import DISTRIBUTION, LeaseKey
+from .lease.elector import Elector
+from .lease.session import Wake
+from .lease.term import LeaseLost, Term
+from .worker import Lease, Worker, WorkPool, run_worker
+
+log = structlog.get_logger(__name__)
+
+EXIT_STOPPED = 0
+EXIT_WORKER_WOULD_NOT_STOP = 70
+EXIT_CONFIG = 78
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """SIGTERM and SIGINT: the first asks to stop, the second ends the process at once.
+
+    Install it before anything slow: as process 1 of a container Python would ignore a SIGTERM that comes earlier.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self.wake = Wake()
+
+    def __enter__(self) -> "StopSignals":
+        self._previous = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = signal.Signals(number)
+        self.wake.set()
+
+
+def new_instance() -> str:
+    """This process's identity; the random part tells it from one with the same pid and host after a reboot."""
+    return f"{os.getpid()}-{secrets.token_hex(4)}@{socket.gethostname()}"
+
+
+class Supervisor:
+    """Runs workers as their leases come and go.
+
+    Start it once; `stop` may come before, during and after, from any thread, any number of times.
+    """
+
+    def __init__(self, settings: Settings, workers: Mapping[str, Worker]) -> None:
+        self.instance = new_instance()
+        self._workers = workers
+        self._timing = settings.timing
+        self._drain_timeout = settings.drain_timeout_seconds
+        self._pool = WorkPool(settings)
+        self._elector = Elector(
+            settings.lease_url,
+            self.instance,
+            settings.timing,
+            {LeaseKey.of(role): worker.effects == "fenced" for role, worker in workers.items()},
+            self._start,
+            self._overrun,
+            settings.drain_timeout_seconds,
+            schema.LATEST,
+        )
+
+    def stop(self) -> None:
+        """Ask for a clean end: workers first, then the leases."""
+        self._elector.stop()
+
+    def run(self, stop: StopSignals) -> int:
+        """Run until stopped; returns the exit code."""
+        thread = threading.Thread(target=self._elect, args=(stop.wake,), name="elector", daemon=True)
+        thread.start()
+        while thread.is_alive() and stop.received is None:
+            stop.wake.wait(3600)
+        if stop.received is not None:
+            log.info("service.stopping", signal=stop.received.name, working=self._elector.working)
+        self.stop()
+        # one ttl more than the workers have, to say goodbye to a server that may not answer
+        thread.join(self._drain_timeout + self._timing.ttl)
+        if working := self._elector.working:
+            self._overrun(working[0])
+        self._pool.close()
+        if self._elector.fatal is not None:
+            print(f"{self._elector.fatal}; run: {DISTRIBUTION} migrate", file=sys.stderr)
+            return EXIT_CONFIG
+        log.info("service.stopped")
+        return EXIT_STOPPED
+
+    def _elect(self, done: Wake) -> None:
+        try:
+            self._elector.run()
+        finally:
+            done.set()
+
+    def _start(self, term: Term) -> None:
+        threading.Thread(target=self._work, args=(term,), name=f"worker-{term.key.role}", daemon=True).start()
+
+    def _work(self, term: Term) -> None:
+        role = term.key.role
+        log.info("worker.started", role=role, epoch=term.epoch)
+        try:
+            run_worker(self._workers[role], Lease(term, self.instance, self._pool, self._timing.ttl), term)
+            log.warning("worker.returned", role=role, hint="run() should end only when its lease tells it to")
+        except LeaseLost as reason:
+            log.info("worker.stopped", role=role, reason=str(reason))
+        except BaseException:
+            log.exception("worker.failed", role=role)
+        finally:
+            term.ended.set()
+            self._elector.worker_ended()
+
+    def _overrun(self, role: str) -> None:
+        log.error("worker.would_not_stop", role=role, drain_timeout_seconds=self._drain_timeout)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_WORKER_WOULD_NOT_STOP)
+
+
+def run(settings: Settings, workers: Mapping[str, Worker], stop: StopSignals) -> int:
+    """Run this replica until it is asked to stop; returns the exit code.
+
+    With no worker it stays up, so that a deployment with every toggle off is a healthy one.
+    """
+    if not workers:
+        log.info("service.idle", hint="no worker is on; see the `workers` command")
+        while stop.received is None:
+            stop.wake.wait(3600)
+        return EXIT_STOPPED
+    supervisor = Supervisor(settings, workers)
+    log.info("service.started", instance=supervisor.instance, roles=sorted(workers))
+    return supervisor.run(stop)

@@ -1,0 +1,363 @@
+"""The lease on a real PostgreSQL: its session, its fenced transaction, its loop."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+
+from {{ cookiecutter.project_slug }} import Lease, LeaseLost
+from {{ cookiecutter.project_slug }}.config import Timing
+from {{ cookiecutter.project_slug }}.keys import CHANNEL, LeaseKey
+from {{ cookiecutter.project_slug }}.lease.decision import Doubt
+from {{ cookiecutter.project_slug }}.lease.elector import Elector
+from {{ cookiecutter.project_slug }}.lease.session import SchemaOutdated, Session, Wake
+from {{ cookiecutter.project_slug }}.lease.term import Term
+from {{ cookiecutter.project_slug }}.schema import LATEST
+
+KEY = next(iter(LeaseKey))
+QUICK = Timing(interval=0.2, ttl=1.5, stop_grace=0.5)
+
+HELD_BY = "select pid from pg_locks where locktype = 'advisory' and objid::bigint = %s and granted"
+
+
+def until(condition: Callable[[], Any], what: str, timeout: float = 20) -> Any:
+    """Poll a condition; its value once it is true."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        time.sleep(0.01)
+    return value
+
+
+@pytest.fixture
+def open_session(database_url: str) -> Iterator[Callable[..., Session]]:
+    sessions = []
+
+    def open_one(timing: Timing = QUICK) -> Session:
+        sessions.append(Session.open(database_url, f"i{len(sessions)}", timing, list(LeaseKey), LATEST))
+        return sessions[-1]
+
+    yield open_one
+    for session in sessions:
+        session.close()
+
+
+def won(session: Session) -> bool:
+    return session.heartbeat([KEY], [KEY]).seen[KEY].won
+
+
+# -- the session
+
+
+def test_one_session_wins_and_others_see_who_holds_the_lock(open_session: Callable[..., Session]) -> None:
+    first, second = open_session(), open_session()
+    assert won(first)
+    seen = second.heartbeat([KEY], [KEY]).seen[KEY]
+    assert not seen.won
+    assert not seen.held
+    assert seen.holder is not None
+    assert seen.holder.name is not None
+    assert seen.holder.name.endswith(" i0")
+    assert seen.holder.silent is not None
+    assert 0 <= seen.holder.silent < 5
+
+
+def test_heartbeats_confirm_the_lock_and_never_take_it_again(open_session: Callable[..., Session]) -> None:
+    first, second = open_session(), open_session()
+    assert won(first)
+    for _ in range(5):
+        seen = first.heartbeat([KEY], [KEY]).seen[KEY]  # even when asked to try
+        assert seen.held
+        assert not seen.won
+    first.release(KEY, None)
+    assert won(second)
+
+
+def test_the_server_ends_a_silent_session_after_its_ttl(
+    open_session: Callable[..., Session], conn: psycopg.Connection
+) -> None:
+    session = open_session()
+    assert won(session)
+    started = time.monotonic()
+    until(lambda: conn.execute(HELD_BY, [KEY]).fetchone() is None, "the lock is free")
+    assert QUICK.ttl - 0.1 <= time.monotonic() - started < QUICK.ttl + 1
+    with pytest.raises(psycopg.OperationalError):
+        session.heartbeat([KEY], [])
+
+
+def test_a_heartbeat_in_a_session_that_is_not_ours_any_more_is_a_doubt(open_session: Callable[..., Session]) -> None:
+    session = open_session()
+    # what another client leaves behind on a server process that a pooler hands round
+    session._conn.execute("select set_config('{{ cookiecutter.project_slug }}.canary', 'theirs', false)")
+    with pytest.raises(Doubt):
+        session.heartbeat([KEY], [KEY])
+    assert session._conn.execute(HELD_BY, [KEY]).fetchone() is None, "locked in a session that is not ours"
+
+
+def test_a_released_lease_wakes_those_who_wait(open_session: Callable[..., Session]) -> None:
+    first, second = open_session(), open_session()
+    assert won(first)
+    first.release(KEY, None)
+    assert second.wait(10, Wake()) == [f"released {KEY.role}"]
+
+
+def test_an_ended_session_wakes_its_owner(open_session: Callable[..., Session], conn: psycopg.Connection) -> None:
+    session = open_session()
+    assert won(session)
+    conn.execute("select pg_terminate_backend(pid) from (" + HELD_BY + ") as l", [KEY])
+    started = time.monotonic()
+    assert session.wait(10, Wake()) is None
+    assert time.monotonic() - started < 2
+
+
+def test_each_epoch_is_higher_and_a_released_term_is_marked(open_session: Callable[..., Session]) -> None:
+    session = open_session()
+    beat = session.heartbeat([KEY], [KEY])
+    assert session.read(KEY).released
+    assert session.begin(KEY, beat.timeline, fenced=False) == 1
+    assert not session.read(KEY).released
+    session.release(KEY, 1)
+    assert won(session)
+    assert session.read(KEY).released
+    assert session.begin(KEY, beat.timeline, fenced=False) == 2
+
+
+def test_on_a_later_timeline_epochs_are_higher_than_any_of_an_earlier_one(open_session: Callable[..., Session]) -> None:
+    session = open_session()
+    assert won(session)
+    assert session.begin(KEY, 3, fenced=False) == (2 << 32) + 1
+
+
+def test_no_epoch_begins_without_the_lock(open_session: Callable[..., Session]) -> None:
+    assert open_session().begin(KEY, 1, fenced=False) is None
+
+
+def test_an_older_schema_is_refused(empty_database_url: str) -> None:
+    with pytest.raises(SchemaOutdated):
+        Session.open(empty_database_url, "i", QUICK, list(LeaseKey), LATEST)
+
+
+def test_a_forked_child_neither_ends_nor_keeps_the_session(
+    open_session: Callable[..., Session], conn: psycopg.Connection
+) -> None:
+    session = open_session(Timing())
+    assert won(session)
+    pid = os.fork()
+    if pid == 0:
+        session._conn.pgconn.finish()  # the worst that a child can do: say goodbye to the server
+        signal.pause()
+        os._exit(0)
+    try:
+        assert session.heartbeat([KEY], []).seen[KEY].held
+        session._conn.pgconn.finish()
+        until(lambda: conn.execute(HELD_BY, [KEY]).fetchone() is None, "the lock is free while the child lives")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+# -- the fenced transaction
+
+
+def test_a_stale_leader_writes_nothing(
+    make_lease: Callable[[str, str], Lease], database_url: str, conn: psycopg.Connection
+) -> None:
+    conn.execute("create table effect (epoch bigint)")
+    stale = make_lease(KEY.role, database_url)
+    with stale.transaction() as work:
+        work.execute("insert into effect values (%s)", [stale.epoch])
+    make_lease(KEY.role, database_url)
+    with pytest.raises(LeaseLost), stale.transaction() as work:
+        work.execute("insert into effect values (%s)", [stale.epoch])
+    assert conn.execute("select epoch from effect").fetchall() == [(1,)]
+
+
+def test_the_next_epoch_waits_for_a_transaction_in_flight(
+    make_lease: Callable[[str, str], Lease], database_url: str, open_session: Callable[..., Session]
+) -> None:
+    lease = make_lease(KEY.role, database_url)
+    session = open_session()
+    assert won(session)
+    with lease.transaction():
+        assert session.begin(KEY, 1, fenced=True) is None
+    assert session.begin(KEY, 1, fenced=True) == lease.epoch + 1
+
+
+def test_a_transaction_that_idles_keeps_no_successor_out(
+    make_lease: Callable[[str, str], Lease], database_url: str, open_session: Callable[..., Session]
+) -> None:
+    lease = make_lease(KEY.role, database_url)
+    lease._ttl = 0.3
+    session = open_session()
+    assert won(session)
+    with pytest.raises(psycopg.Error), lease.transaction() as work:
+        until(lambda: session.begin(KEY, 1, fenced=True), "the successor's epoch is committed")
+        work.execute("select 1")
+
+
+def test_an_exception_rolls_back(
+    make_lease: Callable[[str, str], Lease], database_url: str, conn: psycopg.Connection
+) -> None:
+    conn.execute("create table effect (epoch bigint)")
+    lease = make_lease(KEY.role, database_url)
+    with pytest.raises(ZeroDivisionError), lease.transaction() as work:
+        work.execute("insert into effect values (1)")
+        raise ZeroDivisionError
+    assert conn.execute("select count(*) from effect").fetchone() == (0,)
+
+
+# -- the loop
+
+
+@dataclass
+class Replica:
+    """An elector in a thread, with workers that wait until they are told to end."""
+
+    elector: Elector
+    thread: threading.Thread
+    terms: list[Term] = field(default_factory=list)
+
+    def leads(self) -> bool:
+        return any(term.held and not term.ended.is_set() for term in self.terms)
+
+
+@pytest.fixture
+def replica(database_url: str) -> Iterator[Callable[..., Replica]]:
+    with running(database_url) as start:
+        yield start
+
+
+@contextmanager
+def running(url: str) -> Iterator[Callable[..., Replica]]:
+    started: list[Replica] = []
+
+    def start(*, fenced: bool = False, stop_first: bool = False, ends: bool = True) -> Replica:
+        def begin(term: Term) -> None:
+            subject.terms.append(term)
+            threading.Thread(target=work, args=(term,), daemon=True).start()
+
+        def work(term: Term) -> None:
+            while ends and term.wait(60):
+                pass
+            if ends:
+                term.ended.set()
+                subject.elector.worker_ended()
+
+        elector = Elector(
+            url, f"i{len(started)}", QUICK, {KEY: fenced}, begin, overrun=overran.append, drain_timeout=0.5,
+            schema_version=LATEST,
+        )  # fmt: skip
+        subject = Replica(elector, threading.Thread(target=elector.run, daemon=True))
+        if stop_first:
+            elector.stop()
+        subject.thread.start()
+        started.append(subject)
+        return subject
+
+    overran: list[str] = []
+    start.overran = overran  # type: ignore[attr-defined]
+    yield start
+    for subject in started:
+        for term in subject.terms:
+            term.lose("the test is over")
+            term.ended.set()
+        subject.elector.stop()
+        subject.thread.join(10)
+        assert not subject.thread.is_alive()
+
+
+def test_one_leads_and_hands_over_when_stopped(replica: Callable[..., Replica]) -> None:
+    first = replica()
+    until(first.leads, "the first leads")
+    second = replica()
+    until(lambda: second.elector._connected == "open", "the second stands by")
+    stopped = time.monotonic()
+    first.elector.stop()
+    until(second.leads, "the second leads")
+    assert time.monotonic() - stopped < 1
+    first.thread.join(5)
+    assert not first.thread.is_alive()
+    assert [term.epoch for term in first.terms + second.terms] == [1, 2]
+
+
+def test_stop_may_come_first_and_twice(replica: Callable[..., Replica]) -> None:
+    subject = replica(stop_first=True)
+    subject.elector.stop()
+    subject.thread.join(5)
+    assert not subject.thread.is_alive()
+    assert subject.terms == []
+
+
+def test_a_terminated_session_ends_the_term_and_the_replica_competes_again(
+    replica: Callable[..., Replica], conn: psycopg.Connection
+) -> None:
+    subject = replica()
+    until(subject.leads, "it leads")
+    conn.execute("select pg_terminate_backend(pid) from (" + HELD_BY + ") as l", [KEY])
+    until(lambda: not subject.terms[0].held, "the term is lost", timeout=1)
+    until(subject.leads, "it leads again")
+    assert [term.epoch for term in subject.terms] == [1, 2]
+
+
+def test_stepping_down_hands_over(replica: Callable[..., Replica], conn: psycopg.Connection) -> None:
+    first = replica()
+    until(first.leads, "the first leads")
+    second = replica()
+    until(lambda: second.elector._connected == "open", "the second stands by")
+    conn.execute("select pg_notify(%s, %s)", [CHANNEL, f"step-down {KEY.role}"])
+    until(second.leads, "the second leads")
+    assert not first.leads()
+
+
+def test_a_worker_that_will_not_end_keeps_its_lease_and_is_reported(
+    replica: Callable[..., Replica], conn: psycopg.Connection
+) -> None:
+    subject = replica(ends=False)
+    until(subject.leads, "it leads")
+    subject.elector.stop()
+    until(lambda: replica.overran, "the overrun is reported")  # type: ignore[attr-defined]
+    assert conn.execute(HELD_BY, [KEY]).fetchone() is not None
+    assert replica.overran[0] == KEY.role  # type: ignore[attr-defined]
+
+
+def test_a_database_that_is_away_is_waited_for(empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url, autocommit=True) as conn:
+        name = conn.info.dbname
+    missing = empty_database_url.replace(name, "no_such_database")
+    with running(missing) as start:
+        subject = start()
+        until(lambda: subject.elector._connected == "session.unreachable", "it says so")
+        assert subject.thread.is_alive()
+
+
+def test_an_older_schema_ends_the_loop_with_a_reason(empty_database_url: str) -> None:
+    with running(empty_database_url) as start:
+        subject = start()
+        subject.thread.join(10)
+        assert not subject.thread.is_alive()
+        assert isinstance(subject.elector.fatal, SchemaOutdated)
+
+
+def test_a_lock_of_another_program_is_reported_as_a_collision(
+    replica: Callable[..., Replica], database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(psycopg.connect(database_url, autocommit=True, application_name="billing2 x")) as other:
+        other.execute("select pg_advisory_lock(%s)", [int(KEY)])
+        subject = replica()
+        shown = ""
+
+        def reported() -> bool:
+            nonlocal shown
+            shown += capsys.readouterr().out
+            return "lease.collision" in shown
+
+        until(reported, "the collision is logged")
+        assert "billing2 x" in shown
+        assert not subject.leads()
