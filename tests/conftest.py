@@ -1,0 +1,114 @@
+"""Fixtures of all tests: generating projects as a person does, and running tools in them.
+
+A test says what machine it needs with `@pytest.mark.needs("root", "pgbouncer")`. It skips with a reason where something
+is missing, and fails instead with CI=true, since a test that never runs proves nothing.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from uv import find_uv_bin
+
+TEMPLATE = Path(__file__).resolve().parents[1]
+
+
+class Cookiecutter(Protocol):
+    """Runs the command with its own home and no user configuration; answers are `key=value` overrides."""
+
+    def __call__(
+        self, *arguments: str | Path, cwd: Path, typed: str | None = None
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+class Bake(Protocol):
+    """Generates a fresh project without asking and returns its directory."""
+
+    def __call__(self, **answers: str) -> Path: ...
+
+
+class Uv(Protocol):
+    """Runs uv in a directory, and fails the test with its output where it does not exit 0."""
+
+    def __call__(self, *arguments: str | Path, cwd: Path) -> str: ...
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """The environment of this process, less what would make a project's tools look into our own virtual environment."""
+    ours = ("VIRTUAL_ENV", "PYTEST", "PYTHONPATH", "UV_PROJECT", "UV_RUN")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
+
+
+@pytest.fixture(scope="session")
+def cookiecutter(tmp_path_factory: pytest.TempPathFactory) -> Cookiecutter:
+    home = tmp_path_factory.mktemp("cookiecutter")
+    config = home / "config.yaml"
+    config.write_text(f"replay_dir: {home / 'replay'}\ncookiecutters_dir: {home / 'cookiecutters'}\n")
+
+    def run(*arguments: str | Path, cwd: Path, typed: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "cookiecutter", "--config-file", config, TEMPLATE, *arguments],
+            cwd=cwd,
+            # COLUMNS: rich wraps prompts at the width of the terminal
+            env=clean_environment(PWD=str(cwd), COLUMNS="400", PYTHONDONTWRITEBYTECODE="1"),
+            input=typed or "",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def bake(cookiecutter: Cookiecutter, tmp_path_factory: pytest.TempPathFactory) -> Bake:
+    def generate(**answers: str) -> Path:
+        directory = tmp_path_factory.mktemp("bake")
+        done = cookiecutter("--no-input", *(f"{key}={value}" for key, value in answers.items()), cwd=directory)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (project,) = directory.iterdir()
+        return project
+
+    return generate
+
+
+@pytest.fixture(scope="session")
+def uv() -> Uv:
+    def run(*arguments: str | Path, cwd: Path) -> str:
+        done = subprocess.run(
+            [find_uv_bin(), *arguments],
+            cwd=cwd,
+            env=clean_environment(UV_PYTHON=f"{sys.version_info.major}.{sys.version_info.minor}", UV_NO_PROGRESS="1"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"uv {' '.join(map(str, arguments))}\n{done.stdout}"
+        return done.stdout
+
+    return run
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    for mark in item.iter_markers("needs"):
+        for what in mark.args:
+            if os.geteuid() != 0 if what == "root" else shutil.which(what, path=path) is None:
+                pytest.skip(f"needs {what}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which CI does not allow: {report.longrepr}"
+    return report

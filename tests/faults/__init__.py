@@ -1,0 +1,1 @@
+"""Break everything, record what each worker did, and let a checker read the record."""

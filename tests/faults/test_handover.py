@@ -1,0 +1,84 @@
+"""The headline figures: three replicas with the default timing, and how long nobody works when the leader goes."""
+
+import signal
+import statistics
+import time
+from collections.abc import Callable
+
+import pytest
+
+from laboratory.service import Fleet, Service
+from laboratory.servers import Postgres, wait_until
+
+from .conftest import fresh
+
+DEFAULTS: dict[str, str] = {}
+TTL, INTERVAL = 6.0, 1.0
+
+pytestmark = pytest.mark.slow
+
+
+def all_lead(fleet: Fleet) -> set[int]:
+    """Wait until each role has a leader; their processes."""
+    return {fleet.wait_for_leader(role).pid for role in ("poller", "scheduler", "reconciler")}
+
+
+def trial(service: Service, postgres: Postgres, fault: signal.Signals) -> dict[str, float]:
+    """Seconds without work for each role after a signal to its leader."""
+    with Fleet(service, postgres) as fleet:
+        fleet.start(3, environment=DEFAULTS)
+        leaders = all_lead(fleet)
+        wait_until(lambda: len(sessions(fleet)) == 3, 15, "all replicas are connected")
+        # a moment that is not bound to the heartbeats' phase
+        at = time.monotonic()
+        for replica in fleet.replicas:
+            if replica.pid in leaders:
+                replica.signal(fault)
+        victims = leaders
+        for role in ("poller", "scheduler", "reconciler"):
+            wait_until(lambda role=role: leader_after(fleet, role, victims), 15, f"another works as {role}")
+        report = fleet.assert_safe()
+        fleet.stop()
+        fleet.assert_safe()
+        return {role: report.gap(role, at) for role in report.terms}
+
+
+def sessions(fleet: Fleet) -> list[object]:
+    with fleet.postgres.connect() as conn:
+        return conn.execute(
+            "select pid from pg_stat_activity where application_name like 'acme_billing %' and datname = current_database()"
+        ).fetchall()
+
+
+def leader_after(fleet: Fleet, role: str, victims: set[int]) -> bool:
+    leader = fleet.leader(role)
+    return leader is not None and leader.pid not in victims
+
+
+def measure(
+    service: Service, server: Postgres, fault: signal.Signals, record: Callable[[str, object], None]
+) -> dict[str, list[float]]:
+    trials = [trial(service, fresh(server, service), fault) for _ in range(5)]
+    gaps = {role: sorted(gap[role] for gap in trials) for role in trials[0]}
+    for role, found in gaps.items():
+        figures = f"median {statistics.median(found):.3f} s, {found[0]:.3f} to {found[-1]:.3f} s, n={len(found)}"
+        record(f"{fault.name} {role}", figures)
+        print(f"{fault.name} {role}: {figures}")
+    return gaps
+
+
+def test_sigterm_of_the_leader_hands_over_within_100_ms(
+    service: Service, postgres_18: Postgres, record_property: Callable[[str, object], None]
+) -> None:
+    gaps = measure(service, postgres_18, signal.SIGTERM, record_property)
+    for role, found in gaps.items():
+        assert statistics.median(found) < 0.1, (role, found)
+
+
+def test_sigkill_of_the_leader_hands_over_within_ttl_and_fenced_within_two_intervals(
+    service: Service, postgres_18: Postgres, record_property: Callable[[str, object], None]
+) -> None:
+    gaps = measure(service, postgres_18, signal.SIGKILL, record_property)
+    assert max(gaps["poller"]) < 2 * INTERVAL, gaps
+    assert max(gaps["scheduler"]) < TTL, gaps
+    assert max(gaps["reconciler"]) < TTL, gaps

