@@ -82,3 +82,15 @@ def test_sigkill_of_the_leader_hands_over_within_ttl_and_fenced_within_two_inter
     assert max(gaps["poller"]) < 2 * INTERVAL, gaps
     assert max(gaps["scheduler"]) < TTL, gaps
     assert max(gaps["reconciler"]) < TTL, gaps
+
+
+def test_the_machines_own_postgresql_does_as_well(service: Service, postgres_system: Postgres) -> None:
+    with Fleet(service, fresh(postgres_system, service)) as fleet:
+        fleet.start(3)
+        first = fleet.wait_for_leader("scheduler")
+        first.signal(signal.SIGTERM)
+        second = fleet.wait_for_leader("scheduler", other_than=first)
+        second.signal(signal.SIGKILL)
+        fleet.wait_for_leader("scheduler", other_than=second)
+        fleet.stop()
+        fleet.assert_safe()
