@@ -28,14 +28,18 @@ def row(**changes: object) -> Row:
     return Row(**(values | changes))  # type: ignore[arg-type]
 
 
-def seen(silent: float | None, *, pid: int = 100, epoch: int = 7) -> Seen:
-    return Seen(holder=Holder(pid, "other", epoch, silent))
+def seen(heard: float | None = 1.0, *, pid: int = 100, epoch: int = 7) -> Seen:
+    return Seen(holder=Holder(pid, "other", epoch, heard))
 
 
-def winner(at: float = 0.0, *, fenced: bool = False, before: Seen | None = None) -> Candidacy:
-    """A candidacy that won the lock with a heartbeat at `at`, after one a second earlier that saw `before`."""
+def winner(at: float = 0.0, *, fenced: bool = False, before: Seen | None = None, silent: float = 0.0) -> Candidacy:
+    """A candidacy that won the lock with a heartbeat at `at`.
+
+    One a second earlier saw `before`, and so had one `silent` seconds before that.
+    """
     candidacy = Candidacy("me", TIMING, fenced=fenced)
     if before is not None:
+        candidacy.beat(at - 1 - silent, at - 1 - silent, 1, before)
         candidacy.beat(at - 1, at - 1, 1, before)
     candidacy.beat(at, at, 1, WON)
     return candidacy
@@ -66,33 +70,53 @@ def test_a_clean_release_is_succeeded_at_once() -> None:
 
 def test_after_an_unclean_end_the_successor_waits_from_when_it_won_the_lock() -> None:
     # what it saw a second earlier proves nothing: the leader may have renewed right after that
-    candidacy = winner(at=100, before=seen(silent=0.9))
+    candidacy = winner(at=100, before=seen(), silent=0.9)
     candidacy.read(row())
     assert candidacy.start_at == 100 + TIMING.horizon
 
 
-def test_a_holder_last_seen_silent_for_longer_than_it_trusts_itself_is_waited_for_from_its_last_word() -> None:
-    candidacy = winner(at=100, before=seen(silent=4))
+def test_a_holder_seen_silent_for_longer_than_it_trusts_itself_is_waited_for_from_when_that_was_first_seen() -> None:
+    candidacy = winner(at=100, before=seen(), silent=4)
     candidacy.read(row())
     assert candidacy.start_at == 95 + TIMING.horizon
 
 
-def test_silence_that_this_role_may_not_see_counts_for_nothing() -> None:
-    candidacy = winner(at=100, before=seen(silent=None))
+@pytest.mark.parametrize("heard", [3601.0, -3599.0], ids=["forwards", "backwards"])
+def test_a_jump_of_the_servers_clock_is_no_silence(heard: float) -> None:
+    candidacy = Candidacy("me", TIMING, fenced=False)
+    candidacy.beat(98, 98, 1, seen(1.0))
+    candidacy.beat(99, 99, 1, seen(heard))
+    candidacy.beat(100, 100, 1, WON)
     candidacy.read(row())
     assert candidacy.start_at == 100 + TIMING.horizon
 
 
-@pytest.mark.parametrize("other", [seen(silent=4, pid=101), seen(silent=4, epoch=6)], ids=["pid", "epoch"])
+def test_silence_counts_from_the_end_of_the_first_look_to_the_start_of_the_last() -> None:
+    candidacy = Candidacy("me", TIMING, fenced=False)
+    candidacy.beat(90, 91, 1, seen())
+    candidacy.beat(91 + TIMING.trust - 0.1, 99, 1, seen())
+    candidacy.beat(100, 100, 1, WON)
+    candidacy.read(row())
+    assert candidacy.start_at == 100 + TIMING.horizon
+
+
+def test_silence_that_this_role_may_not_see_counts_for_nothing() -> None:
+    candidacy = winner(at=100, before=seen(None), silent=4)
+    candidacy.read(row())
+    assert candidacy.start_at == 100 + TIMING.horizon
+
+
+@pytest.mark.parametrize("other", [seen(pid=101), seen(epoch=6)], ids=["pid", "epoch"])
 def test_the_silence_of_another_session_or_of_an_earlier_term_counts_for_nothing(other: Seen) -> None:
-    candidacy = winner(at=100, before=other)
+    candidacy = winner(at=100, before=other, silent=4)
     candidacy.read(row())
     assert candidacy.start_at == 100 + TIMING.horizon
 
 
 def test_a_sighting_does_not_outlive_the_session_that_made_it() -> None:
     candidacy = Candidacy("me", TIMING, fenced=False)
-    candidacy.beat(99, 99, 1, seen(silent=4))
+    candidacy.beat(95, 95, 1, seen())
+    candidacy.beat(99, 99, 1, seen())
     candidacy.cut()
     candidacy.beat(100, 100, 1, WON)
     candidacy.read(row())
@@ -101,10 +125,10 @@ def test_a_sighting_does_not_outlive_the_session_that_made_it() -> None:
 
 def test_the_predecessors_promises_count_not_ours() -> None:
     promises = {"trust": OLDER_RELEASE.trust, "horizon": OLDER_RELEASE.horizon}
-    candidacy = winner(at=100, before=seen(silent=4))
+    candidacy = winner(at=100, before=seen(), silent=4)
     candidacy.read(row(**promises))
     assert candidacy.start_at == 109.5
-    candidacy = winner(at=100, before=seen(silent=5))
+    candidacy = winner(at=100, before=seen(), silent=5)
     candidacy.read(row(**promises))
     assert candidacy.start_at == 103.5
 
@@ -119,7 +143,7 @@ def test_the_predecessors_promises_count_not_ours() -> None:
     ids=["released", "timeline unreadable", "our own term"],
 )
 def test_a_row_of_another_timeline_proves_nothing(stale: Row) -> None:
-    candidacy = winner(at=100, before=seen(silent=4))
+    candidacy = winner(at=100, before=seen(), silent=4)
     candidacy.read(stale)
     assert candidacy.start_at == 100 + TIMING.horizon
 
@@ -190,11 +214,10 @@ def test_an_answer_after_the_deadline_revives_nothing_and_puts_off_no_kill() -> 
 
 
 def test_the_deadline_ends_the_term_without_any_heartbeat() -> None:
-    candidacy = leader()
-    assert candidacy.next(TIMING.trust - 0.01) is Step.NOTHING
-    assert candidacy.phase is Phase.LEADING
-    candidacy.next(TIMING.trust)
-    assert candidacy.phase is Phase.ENDING
+    early, late = leader(), leader()
+    early.next(TIMING.trust - 0.01)
+    late.next(TIMING.trust)
+    assert (early.phase, late.phase) == (Phase.LEADING, Phase.ENDING)
 
 
 def test_the_lease_is_kept_and_renewed_until_the_worker_has_ended() -> None:

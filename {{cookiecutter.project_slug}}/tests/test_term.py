@@ -129,6 +129,17 @@ def test_async_transactions_are_fenced_too(make_lease: Callable[[str, str], Leas
     assert epochs == [1]
 
 
+def test_a_term_that_was_lost_before_it_began_runs_nothing(
+    make_lease: Callable[[str, str], Lease], database_url: str
+) -> None:
+    ran = threading.Event()
+    lease = make_lease(KEY.role, database_url)
+    lease._term.lose("too late")
+    with pytest.raises(LeaseLost, match="too late"):
+        run_worker(Worker(lambda _: ran.set()), lease, lease._term)
+    assert not ran.is_set()
+
+
 def test_what_a_worker_raises_comes_through(make_lease: Callable[[str, str], Lease], database_url: str) -> None:
     async def fails(lease: Lease) -> None:
         raise ZeroDivisionError

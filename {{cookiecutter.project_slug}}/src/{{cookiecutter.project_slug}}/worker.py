@@ -16,7 +16,7 @@ from .lease.term import LeaseLost, Term
 
 __all__ = ["Lease", "LeaseLost", "WorkPool", "Worker"]
 
-POOL_TIMEOUT = 5.0  # seconds to wait for a work connection
+POOL_TIMEOUT = 5.0  # seconds to wait for a work connection, at most: the end of the lease ends the wait
 
 
 class WorkPool:
@@ -26,7 +26,8 @@ class WorkPool:
         self._options: dict[str, Any] = {
             "min_size": 0,
             "max_size": settings.pool_max_size,
-            "timeout": POOL_TIMEOUT,
+            # else an attempt begun while the server was away would be repeated ever more slowly, in everybody's way
+            "reconnect_timeout": POOL_TIMEOUT,
             "open": False,
             # what a transaction pooler stands: nothing prepared, nothing set for the session
             "kwargs": {"autocommit": True, "prepare_threshold": None, "application_name": f"{SERVICE}.work"},
@@ -36,10 +37,10 @@ class WorkPool:
             self._url, check=ConnectionPool.check_connection, **self._options
         )
 
-    def connection(self) -> AbstractContextManager[Connection[Any]]:
-        """A connection for a sync worker, given back when the context ends."""
+    def connection(self, timeout: float = POOL_TIMEOUT) -> AbstractContextManager[Connection[Any]]:
+        """A connection for a sync worker, given back when the context ends; waits up to `timeout` seconds for one."""
         self._pool.open()
-        return self._pool.connection()
+        return self._pool.connection(timeout)
 
     def asynchronous(self) -> AsyncConnectionPool[AsyncConnection[Any]]:
         """A new, closed pool: an async one belongs to the event loop of one term."""
@@ -103,14 +104,20 @@ class Lease:
             LeaseLost: the lease is not ours any more; nothing was written.
             psycopg.Error: as the database says.
         """
-        return FencedTransaction(self._term, self._pool.connection, self._async_connection, self._ttl)
+        return FencedTransaction(self._term, self._connection, self._async_connection, self._ttl)
+
+    def _patience(self) -> float:
+        return min(POOL_TIMEOUT, self._term.remaining)
+
+    def _connection(self) -> AbstractContextManager[Connection[Any]]:
+        return self._pool.connection(self._patience())
 
     @asynccontextmanager
     async def _async_connection(self) -> AsyncIterator[AsyncConnection[Any]]:
         if self._async_pool is None:
             self._async_pool = self._pool.asynchronous()
             await self._async_pool.open()
-        async with self._async_pool.connection() as conn:
+        async with self._async_pool.connection(self._patience()) as conn:
             yield conn
 
     async def _close(self) -> None:

@@ -24,14 +24,15 @@ another setting or a lock that is gone, means "not leader": the connection is cl
 with fenced effects only: at once. Otherwise `horizon`, as promised in the predecessor's row, after the latest moment at
 which it can have renewed:
 
-- It was last seen silent for longer than its own `trust`: from when it was last heard, since no heartbeat revives an
-  expired term. So a host that is gone is succeeded as soon as the server ends its session.
+- It was seen silent for longer than its own `trust`: from when that silence was first seen, since no heartbeat
+  revives an expired term. So a host that is gone is succeeded as soon as the server ends its session.
 - In all other cases, a killed process or a terminated session, from the moment in which the lock was won. What the
   stand-by saw one interval ago proves nothing, for the leader may have renewed right after it. The stand-by finds the
   free lock up to one interval late; that is why horizon is so much short of ttl, and it still starts within ttl.
 
 **Clocks.** Durations only, on CLOCK_BOOTTIME, which counts suspend. Never compared between hosts; `margin` (ttl / 24)
-covers different rates and a late wake-up. The wall clock plays no part.
+covers different rates and a late wake-up. The wall clock plays no part, nor does the server's: of the time at which it last
+heard the holder we only look whether it has changed.
 
 **Epochs.** Each term has a higher one, committed before its worker starts. `Lease.transaction()` commits only while its
 epoch is current, so a process that slept for an hour can't write. Outside the database send the epoch along.

@@ -51,7 +51,7 @@ class Holder:
     pid: int
     name: str | None  # its application_name
     epoch: int  # of the lease row, in the same snapshot
-    silent: float | None  # seconds since its last statement; None where this role may not see it
+    heard: float | None  # when it last spoke, by the server's wall clock: a mark that changes; None: not visible
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,9 @@ class Row:
 
 @dataclass(frozen=True)
 class _Sighting:
-    pid: int
-    epoch: int
-    heard_at: float  # the holder's last statement, on our clock, never too early
-    silent: float
+    holder: Holder
+    first: float  # end of the first heartbeat that found it so: never earlier than its last statement
+    last: float  # start of the last one
 
 
 class Candidacy:
@@ -161,9 +160,10 @@ class Candidacy:
                 self._timeline = timeline
                 self.start_at = None
                 self._won_at = ended
-            elif seen.holder is not None and seen.holder.silent is not None:
-                holder, silent = seen.holder, seen.holder.silent
-                self._sighting = _Sighting(holder.pid, holder.epoch, heard_at=ended - silent, silent=silent)
+            elif seen.holder is not None and seen.holder.heard is not None:
+                before = self._sighting
+                first = before.first if before is not None and before.holder == seen.holder else ended
+                self._sighting = _Sighting(seen.holder, first, last=started)
             return
         if not seen.held:
             raise Doubt("the lock has vanished from pg_locks")
@@ -188,6 +188,8 @@ class Candidacy:
             self.start_at = self._won_at
             return
         horizon = self._timing.horizon if row.horizon is None else row.horizon
+        if not same_timeline:
+            horizon = max(horizon, self._timing.horizon)
         self.start_at = self._heard_at(row, same_timeline) + horizon
 
     def _heard_at(self, row: Row, same_timeline: bool) -> float:
@@ -195,17 +197,18 @@ class Candidacy:
 
         Between our last look and the end of its session it may have renewed once more, up to the moment in which
         we won the lock. Not so if at our last look it had been silent for longer than it trusts its lease: no
-        heartbeat revives an expired term.
+        heartbeat revives an expired term. The silence is measured between our own looks, since the server's wall
+        clock may jump.
         """
         seen = self._sighting
         if (
             same_timeline
             and seen is not None
-            and (seen.pid, seen.epoch) == (row.pid, row.epoch)
+            and (seen.holder.pid, seen.holder.epoch) == (row.pid, row.epoch)
             and row.trust is not None
-            and seen.silent >= row.trust
+            and seen.last - seen.first >= row.trust
         ):
-            return seen.heard_at
+            return seen.first
         return self._won_at
 
     def begun(self, epoch: int | None, now: float) -> None:

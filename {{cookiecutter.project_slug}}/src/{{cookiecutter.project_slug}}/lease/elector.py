@@ -19,7 +19,7 @@ from .term import Term, clock
 log = structlog.get_logger(__name__)
 
 RECONNECT_FIRST = 0.1  # seconds; doubled with each failure in a row
-RECONNECT_LAST = 5.0
+RECONNECT_LAST = 2.0  # a server that comes back is found within three seconds
 REFUSED_RETRY = 30.0  # seconds between looks at a pooler or server that can't carry a lease
 HERD_SPREAD = 0.01  # seconds over which stand-bys spread their tries after a release
 
@@ -119,8 +119,8 @@ class Elector:
             except (psycopg.Error, Doubt, OSError) as error:
                 event = "session.unreachable" if session is None else "session.lost"
                 self._report(event, "warning", event, reason=" ".join(str(error).split()))
-                if session is not None and clock() - opened_at > RECONNECT_LAST:
-                    failures = 0
+                if session is not None and clock() - opened_at > 2 * self._timing.interval:
+                    failures = 0  # it carried heartbeats: the next one is tried for at once
                 delay = 0.0 if failures == 0 else min(RECONNECT_LAST, RECONNECT_FIRST * 2**failures)
                 failures = min(failures + 1, 16)
             except Exception:
@@ -142,9 +142,9 @@ class Elector:
             if clock() >= beat_at:
                 beat_at = clock() + self._timing.interval
                 self._beat(session)
-            for role in self._roles.values():
-                while self._take_step(session, role):
-                    pass
+            # one step, then look at the time again: on a slow network the steps of several roles outlast a trust
+            if any(self._take_step(session, role) for role in self._roles.values()):
+                continue
             if self._finished() and all(role.candidacy.idle for role in self._roles.values()):
                 return
             due = [role.candidacy.start_at for role in self._roles.values() if role.candidacy.phase is Phase.HOLDING]

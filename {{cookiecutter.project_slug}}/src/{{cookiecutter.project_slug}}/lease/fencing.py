@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from types import TracebackType
 from typing import Any
 
+import psycopg
 from psycopg import AsyncConnection, Connection
 
 from .term import LeaseLost, Term
@@ -52,7 +53,11 @@ class FencedTransaction(
     def __enter__(self) -> Connection[Any]:
         with ExitStack() as stack:
             self._check()
-            conn = stack.enter_context(self._connect())
+            try:
+                conn = stack.enter_context(self._connect())
+            except psycopg.OperationalError:  # the database is away, and with it most likely the lease
+                self._check()
+                raise
             stack.enter_context(conn.transaction())
             self._admit(conn.execute(FENCE, self._parameters).fetchone())
             self._stack = stack.pop_all()
@@ -66,7 +71,11 @@ class FencedTransaction(
     async def __aenter__(self) -> AsyncConnection[Any]:
         async with AsyncExitStack() as stack:
             self._check()
-            conn = await stack.enter_async_context(self._connect_async())
+            try:
+                conn = await stack.enter_async_context(self._connect_async())
+            except psycopg.OperationalError:
+                self._check()
+                raise
             await stack.enter_async_context(conn.transaction())
             self._admit(await (await conn.execute(FENCE, self._parameters)).fetchone())
             self._async_stack = stack.pop_all()

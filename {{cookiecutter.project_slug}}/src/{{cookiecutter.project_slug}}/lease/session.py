@@ -188,9 +188,9 @@ class Session:
         if not same:
             raise Doubt("the server process, or a setting of our session, is no longer the one that we had")
         seen: dict[LeaseKey, Seen] = {}
-        for _, _, _, key, pid, won, name, epoch, silent in rows:
+        for _, _, _, key, pid, won, name, epoch, heard in rows:
             ours = pid == self._identity["pid"]
-            holder = None if pid is None or ours else Holder(pid, name, epoch or 0, silent)
+            holder = None if pid is None or ours else Holder(pid, name, epoch or 0, heard)
             seen[LeaseKey(key)] = Seen(held=ours, won=won, holder=holder)
         return Beat(timeline, seen)
 
@@ -233,17 +233,22 @@ class Session:
         Returns the payloads. None: the socket has something that is no notification, most likely its end, so the next
         heartbeat is due now.
         """
+        if early := self._payloads():  # they came with the answer to a statement: the socket shows nothing of them
+            return early
         socket_fd = self._conn.pgconn.socket
         ready, _, _ = select.select([socket_fd, wake.fileno()], [], [], max(0.0, timeout))
         wake.clear()
         if socket_fd not in ready:
             return []
-        return [notify.payload for notify in self._conn.notifies(timeout=0)] or None
+        return self._payloads() or None
 
     def close(self) -> None:
         """Close the connection: the server releases whatever the session held."""
         _open_sessions.discard(self)
         self._conn.close()
+
+    def _payloads(self) -> list[str]:
+        return [notify.payload for notify in self._conn.notifies(timeout=0)]
 
     def _fetch(self, statement: str, parameters: Mapping[str, object] | None = None) -> tuple[Any, ...]:
         row = self._conn.execute(statement, parameters).fetchone()

@@ -33,7 +33,7 @@ select me.same, me.recovering,
        case when me.same and not me.recovering and wanted.key = any(%(tries)s) and locks.pid is null
             then pg_try_advisory_lock(wanted.key) else false end as won,
        activity.application_name, lease.epoch,
-       extract(epoch from clock_timestamp() - activity.state_change)::float8 as silent
+       extract(epoch from activity.state_change)::float8 as heard
   from me
  cross join unnest(%(keys)s::bigint[]) as wanted (key)
   left join locks on locks.key = wanted.key
