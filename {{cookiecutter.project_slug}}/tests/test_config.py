@@ -29,7 +29,7 @@ def error() -> str:
 def test_the_defaults_are_those_of_the_documentation() -> None:
     timing = load_settings().timing
     assert (timing.interval, timing.ttl, timing.stop_grace) == (1.0, 6.0, 2.0)
-    assert (timing.trust, timing.kill, timing.horizon) == (2.5, 4.5, 5.0)
+    assert (timing.trust, timing.kill) == (2.5, 4.5)
 
 
 @pytest.mark.parametrize(("interval", "ttl", "stop_grace"), [(1, 6, 2), (0.2, 1.5, 0.5), (5, 60, 20), (1, 3600, 0)])

@@ -213,6 +213,13 @@ def test_an_answer_after_the_deadline_revives_nothing_and_puts_off_no_kill() -> 
     assert candidacy.kill_at == TIMING.kill
 
 
+def test_a_heartbeat_puts_off_no_kill_of_a_term_that_expired() -> None:
+    candidacy = leader()
+    candidacy.expire()
+    candidacy.beat(started=1, ended=1, timeline=1, seen=HELD)
+    assert candidacy.kill_at == TIMING.kill
+
+
 def test_the_deadline_ends_the_term_without_any_heartbeat() -> None:
     early, late = leader(), leader()
     early.next(TIMING.trust - 0.01)

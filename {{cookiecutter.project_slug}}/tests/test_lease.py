@@ -26,7 +26,10 @@ from {{ cookiecutter.project_slug }}.schema import LATEST
 KEY = next(iter(LeaseKey))
 QUICK = Timing(interval=0.2, ttl=1.5, stop_grace=0.5)
 
-HELD_BY = "select pid from pg_locks where locktype = 'advisory' and objid::bigint = %s and granted"
+HELD_BY = """
+select pid from pg_locks where locktype = 'advisory' and objid::bigint = %s and granted
+   and database = (select oid from pg_database where datname = current_database())
+"""
 
 
 def until(condition: Callable[[], Any], what: str, timeout: float = 20) -> Any:
@@ -375,6 +378,24 @@ def test_the_lease_is_kept_for_a_worker_that_drains_for_longer_than_the_ttl(
     subject.thread.join(10)
     assert not subject.thread.is_alive()
     assert conn.execute(HELD_BY, [KEY]).fetchone() is None
+
+
+def test_without_a_session_a_stopping_loop_sees_its_worker_out_and_does_not_spin(
+    replica: Callable[..., Replica], conn: psycopg.Connection
+) -> None:
+    done = threading.Event()
+    subject = replica(lingers=done, drain_timeout=60, timing=Timing())
+    until(subject.leads, "it leads")
+    subject.elector.stop()
+    conn.execute("select pg_terminate_backend(pid) from (" + HELD_BY + ") as l", [KEY])
+    until(lambda: not subject.terms[0].held, "the term is lost")
+    at, busy = time.monotonic(), time.process_time()
+    until(lambda: time.monotonic() > at + 0.5, "half a second went by")
+    assert subject.thread.is_alive()
+    assert time.process_time() - busy < 0.25
+    done.set()
+    subject.thread.join(10)
+    assert not subject.thread.is_alive()
 
 
 OUTLIVES_ITS_LEASE = """

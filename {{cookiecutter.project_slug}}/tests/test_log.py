@@ -25,7 +25,7 @@ ON_A_TERMINAL = f"""
 import structlog
 from {SERVICE} import log
 log.configure("info", "auto")
-structlog.get_logger("{LOGGER}").warning("lease.lost", role="poller", roles=["a", "b"])
+structlog.get_logger("{LOGGER}").warning("lease.lost", role="mailer", roles=["a", "b"])
 """
 
 
@@ -60,14 +60,14 @@ def terminal(**environment: str) -> str:
 
 def test_a_line_of_json_has_time_level_event_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("info", "json")
-    structlog.get_logger(LOGGER).info("lease.acquired", role="poller", epoch=3)
+    structlog.get_logger(LOGGER).info("lease.acquired", role="mailer", epoch=3)
     (line,) = lines(capsys)
     assert list(line)[:3] == ["timestamp", "level", "event"]
     assert line | {"timestamp": ""} == {
         "timestamp": "",
         "level": "info",
         "event": "lease.acquired",
-        "role": "poller",
+        "role": "mailer",
         "epoch": 3,
         "logger": LOGGER,
     }
@@ -169,7 +169,7 @@ def test_on_a_terminal_lines_are_for_people_and_coloured() -> None:
     written = terminal()
     assert "\x1b[33mwarning" in written
     plain = re.sub(r"\x1b\[[\d;]*m", "", written).strip()
-    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}Z warning lease\.lost +role=poller roles=a, b", plain)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}Z warning lease\.lost +role=mailer roles=a, b", plain)
 
 
 def test_no_color_is_heeded() -> None:

@@ -105,7 +105,9 @@ class Elector:
             session = None
             opened_at = clock()
             try:
-                if not self._stopping.is_set():
+                if self._stopping.is_set():
+                    delay = self._timing.interval  # no new session: only see the workers end
+                else:
                     session = Session.open(self._url, self._instance, self._timing, self._roles, self._schema_version)
                     self._report("open", "info", "session.opened", stability=session.verdict.stability.value)
                     self._warn_of(session)

@@ -20,6 +20,7 @@ from ..config import Timing
 from ..keys import CHANNEL, SERVICE, LeaseKey
 from . import statements
 from .decision import Doubt, Holder, Row, Seen
+from .identity import application_name
 from .stability import BoundedConnection, Stability, Verdict, classify
 
 
@@ -44,7 +45,7 @@ class Beat:
 
 
 class Wake:
-    """Ends another thread's `Session.wait`, or one about to begin. Safe to `set` from a signal handler."""
+    """Ends another thread's `Session.wait` or `wait`, or one about to begin."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -59,6 +60,10 @@ class Wake:
     def fileno(self) -> int:
         return self._reader
 
+    def writer_fileno(self) -> int:
+        """For `signal.set_wakeup_fd`."""
+        return self._writer
+
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._reader, 1 << 16)
@@ -67,11 +72,6 @@ class Wake:
         """Sleep until `set` is called, at most `timeout` seconds."""
         select.select([self], [], [], max(0.0, timeout))
         self.clear()
-
-
-def application_name(instance: str) -> str:
-    """The name under which a lease session shows up in `pg_stat_activity`; PostgreSQL keeps 63 bytes."""
-    return f"{SERVICE} {instance}".encode("ascii", "replace")[:63].decode()
 
 
 def connect(url: str, name: str, timing: Timing, *, read_write: bool = True) -> BoundedConnection:
