@@ -18,6 +18,8 @@ from {{cookiecutter.project_slug}}.cli import main
 from {{cookiecutter.project_slug}}.keys import DISTRIBUTION, ENV_PREFIX, SERVICE, LeaseKey
 from {{cookiecutter.project_slug}}.schema import LATEST
 
+pytestmark = pytest.mark.slow  # each test starts processes
+
 COMMANDS = ["run", "workers", "keys", "migrate", "status", "doctor", "step-down", "dev"]
 ROLE = next(iter(LeaseKey)).role
 NOWHERE = "postgresql://u:hunter2@127.0.0.1:1/d"

@@ -19,6 +19,8 @@ from {{cookiecutter.project_slug}}.config import ConfigError
 from {{cookiecutter.project_slug}}.dev import throwaway_postgres
 from {{cookiecutter.project_slug}}.keys import DISTRIBUTION, ENTRY_POINT_GROUP, ENV_PREFIX, SERVICE
 
+pytestmark = pytest.mark.slow  # each test starts processes
+
 ONE_SERVER = f"""
 import signal
 from {SERVICE}.dev import throwaway_postgres

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import gates, schema
 from ..config import ConfigError, Settings, load_settings
-from ..keys import ENV_PREFIX, SERVICE
+from ..keys import DISTRIBUTION, ENV_PREFIX, SERVICE
 from ..operate.database import Unreachable, database
 from ..operate.status import State, read_status
 from ..supervisor import EXIT_CONFIG, StopSignals
@@ -52,8 +52,10 @@ def show(count: int) -> int:
             raise ConfigError("\n".join(refused))
         if settings.database_url is None and settings.lease_database_url is None:
             say("No database is configured: starting a PostgreSQL that lives as long as this command.")
-            os.environ[f"{ENV_PREFIX}DATABASE_URL"] = stack.enter_context(throwaway_postgres())
+            url = os.environ[f"{ENV_PREFIX}DATABASE_URL"] = stack.enter_context(throwaway_postgres())
             settings = load_settings()
+            say("To look from a second terminal:")
+            say(f"    {ENV_PREFIX}DATABASE_URL='{url}' uv run {DISTRIBUTION} status --watch")
         with database(settings.work_url) as conn:
             schema.migrate(conn)
         return 0 if stop.received else Show(settings, roles, count).run(stop)
