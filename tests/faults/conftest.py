@@ -2,7 +2,9 @@
 
 import itertools
 import shutil
+import statistics
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,3 +94,15 @@ def pgbouncer(directory: Path, postgres: Postgres) -> Iterator[Callable[..., PgB
     yield start
     for bouncer in started:
         bouncer.stop()
+
+
+@pytest.fixture
+def figures(record_property: Callable[[str, object], None]) -> Iterator[dict[str, list[float]]]:
+    """Seconds without work, measured by a test: name to one value a trial. Told at its end."""
+    measured: defaultdict[str, list[float]] = defaultdict(list)
+    yield measured
+    for name, values in measured.items():
+        found = sorted(values)
+        text = f"median {statistics.median(found):.3f} s, {found[0]:.3f} to {found[-1]:.3f} s, n={len(found)}"
+        record_property(name, text)
+        print(f"{name}: {text}")

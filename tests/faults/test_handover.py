@@ -4,11 +4,12 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from laboratory.service import Fleet, Service
 from laboratory.servers import Postgres, wait_until
+from laboratory.service import Fleet, Service
 
 from .conftest import fresh
 
@@ -34,9 +35,8 @@ def trial(service: Service, postgres: Postgres, fault: signal.Signals) -> dict[s
         for replica in fleet.replicas:
             if replica.pid in leaders:
                 replica.signal(fault)
-        victims = leaders
         for role in ("poller", "scheduler", "reconciler"):
-            wait_until(lambda role=role: leader_after(fleet, role, victims), 15, f"another works as {role}")
+            wait_until(partial(leader_after, fleet, role, leaders), 15, f"another works as {role}")
         report = fleet.assert_safe()
         fleet.stop()
         fleet.assert_safe()

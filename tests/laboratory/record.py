@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -39,7 +40,7 @@ class Report:
     def epochs_rise(self, role: str) -> bool:
         """Whether each term has a higher epoch than the one that began before it."""
         epochs = [term.epoch for term in self.terms.get(role, [])]
-        return all(earlier < later for earlier, later in zip(epochs, epochs[1:], strict=False))
+        return all(earlier < later for earlier, later in pairwise(epochs))
 
     def gap(self, role: str, fault_at: float) -> float:
         """Seconds without work, from the last unit of whoever worked at the fault to the first of the next term."""

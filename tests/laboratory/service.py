@@ -1,6 +1,7 @@
 """A baked project, installed for real, whose workers record what they do; and its replicas as processes."""
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -8,9 +9,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psycopg
+from uv import find_uv_bin
 
 from . import record, recorders
 from .servers import Postgres, wait_until
@@ -59,9 +62,7 @@ class Service:
 
 def clean_environment() -> dict[str, str]:
     """Ours, without anything that would reach a service's settings or another virtual environment."""
-    return {
-        name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "VIRTUAL_ENV", "PYTEST"))
-    }
+    return {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "VIRTUAL_ENV", "PYTEST"))}
 
 
 def install(bake: Path) -> Service:
@@ -71,9 +72,8 @@ def install(bake: Path) -> Service:
         shutil.rmtree(package)
         package.mkdir()
         (package / "__init__.py").write_text(body.replace("@SLUG@", SLUG))
-    subprocess.run(
-        ["uv", "sync", "--all-extras", "--no-dev", "--quiet"], cwd=bake, env=clean_environment(), check=True, timeout=300
-    )
+    command = [find_uv_bin(), "sync", "--all-extras", "--no-dev", "--quiet"]
+    subprocess.run(command, cwd=bake, env=clean_environment(), check=True, timeout=300)
     return Service(bake)
 
 
@@ -84,6 +84,7 @@ class Replica:
     process: subprocess.Popen[bytes]
     log_path: Path
     paused: bool = False
+    asked: bool = False  # to stop; a second signal would end it at once
 
     @property
     def pid(self) -> int:
@@ -97,6 +98,9 @@ class Replica:
         self.process.send_signal(number)
         if number in (signal.SIGSTOP, signal.SIGCONT):
             self.paused = number is signal.SIGSTOP
+        self.asked = self.asked or number in (signal.SIGTERM, signal.SIGINT)
+        if self.paused:  # until the last of its threads stands still
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 @dataclass
@@ -126,8 +130,14 @@ class Fleet:
         roles: tuple[str, ...] = ROLES,
         prefix: tuple[str, ...] = (),
         environment: Mapping[str, str] = QUICK,
+        behaviour: str = "good",
+        output: int | None = None,
     ) -> list[Replica]:
-        """Start replicas; `environment` goes without the service's prefix, `prefix` is a command to run them under."""
+        """Start replicas.
+
+        `environment` goes without the service's prefix, `prefix` is a command to run them under, `behaviour` the name
+        of a function of `recorders.EXTERNAL` for the scheduler to run, `output` a descriptor to take the log's place.
+        """
         started = []
         for _ in range(count):
             path = self.directory / f"{len(self.replicas)}.log"
@@ -143,11 +153,11 @@ class Fleet:
                     [*prefix, str(self.service.command), "run"],
                     cwd=self.directory,
                     env=clean_environment()
-                    | {"RECORD_DIRECTORY": str(self.directory)}
+                    | {"RECORD_DIRECTORY": str(self.directory), "RECORD_BEHAVIOUR": behaviour}
                     | {f"{PREFIX}{name}": value for name, value in settings.items()},
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
+                    stdout=output or log,
+                    stderr=output or log,
                     start_new_session=True,
                 )
             started.append(Replica(process, path))
@@ -172,8 +182,65 @@ class Fleet:
             found = self.leader(role)
             return found if found is not other_than else None
 
-        leader: Replica = wait_until(leads, timeout, f"somebody works as {role}; logs: {self.logs()[-4000:]}")
+        leader: Replica = wait_until(leads, timeout, lambda: f"somebody works as {role}; logs: {self.logs()[-4000:]}")
         return leader
+
+    def line_up(
+        self,
+        standbys: int = 1,
+        *,
+        behaviour: str = "good",
+        roles: tuple[str, ...] = ROLES,
+        environment: Mapping[str, str] = QUICK,
+    ) -> list[Replica]:
+        """Start what is missing to have one leader of all roles, who comes first, and so many stand-bys."""
+        alive = [replica for replica in self.replicas if replica.process.poll() is None]
+        alive = alive or self.start(roles=roles, environment=environment, behaviour=behaviour)
+        # one that has just ended may have worked a moment ago
+        leader: Replica = wait_until(
+            lambda: (found := self.leader(roles[0])) in alive and found,
+            15,
+            lambda: f"somebody works as {roles[0]}; logs: {self.logs()[-4000:]}",
+        )
+        missing = standbys + 1 - len(alive)
+        others = [replica for replica in alive if replica is not leader]
+        others += self.start(missing, roles=roles, environment=environment)
+        for standby in others:
+            self.wait_for_log("lease.standby", standby)
+        for role in roles:
+            assert self.wait_for_leader(role) is leader
+        return [leader, *others]
+
+    def gap_after(self, role: str, at: float, timeout: float = 15) -> float:
+        """Wait until a term that began after a moment does its work; seconds without work before it."""
+
+        def works() -> bool:
+            after = [term for term in self.report().terms.get(role, []) if term.first > at]
+            return bool(after) and after[0].units >= 3
+
+        wait_until(works, timeout, lambda: f"somebody works as {role} again; logs: {self.logs()[-4000:]}")
+        return self.report().gap(role, at)
+
+    def succession(self, victim: Replica, at: float, timeout: float = 15) -> dict[str, float]:
+        """Wait until others work in all roles that a replica had at a moment; seconds without work for each role."""
+        before = {role: [t for t in terms if t.first <= at][-1:] for role, terms in self.report().terms.items()}
+        roles = [role for role, terms in before.items() if terms and terms[0].pid == victim.pid]
+        assert roles, "the victim led nothing"
+        return {role: self.gap_after(role, at, timeout) for role in roles}
+
+    def record_death(self, replica: Replica, role: str, timeout: float = 15) -> float:
+        """Wait for a process's end, and have its work in a role count up to that moment, which is returned."""
+        descriptor = os.pidfd_open(replica.pid)
+        try:
+            ready, _, _ = select.select([descriptor], [], [], timeout)
+            died_at = time.monotonic()
+        finally:
+            os.close(descriptor)
+        assert ready, f"not within {timeout:g} s: the process ends; its log: {replica.log[-4000:]}"
+        newest = max(self.directory.glob(f"{role}.{replica.pid}.*.record"), key=lambda path: path.stat().st_mtime)
+        with newest.open("a") as file:
+            file.write(f"\n{died_at:.6f} {died_at:.6f} .\n")
+        return died_at
 
     def wait_for_log(self, text: str, replica: Replica | None = None, timeout: float = 15) -> None:
         where = replica or self
@@ -190,7 +257,8 @@ class Fleet:
             if replica.process.poll() is None:
                 if replica.paused:
                     replica.signal(signal.SIGCONT)
-                replica.signal(signal.SIGTERM)
+                if not replica.asked:
+                    replica.signal(signal.SIGTERM)
         return [replica.process.wait(40) for replica in self.replicas]
 
     def assert_safe(self) -> record.Report:
@@ -204,6 +272,26 @@ class Fleet:
             ).fetchone()
         assert stale == (0,), f"{stale} writes of an older epoch after a newer one"
         return report
+
+    def heartbeats(self) -> set[tuple[int, object]]:
+        """The lease sessions that the server knows, each with the time of its last heartbeat."""
+        with self.postgres.connect() as conn:
+            return set(
+                conn.execute(
+                    "select pid, state_change from pg_stat_activity where starts_with(application_name, %s)"
+                    " and state = 'idle' and datname = current_database()",
+                    [f"{SLUG} "],
+                ).fetchall()
+            )
+
+    def wait_for_heartbeats(self, times: int = 1, sessions: int | None = None) -> None:
+        """Wait until all lease sessions, or so many, have renewed so many times more."""
+
+        def renewed(before: set[tuple[int, object]]) -> bool:
+            return len(self.heartbeats() - before) >= (sessions or len(before))
+
+        for _ in range(times):
+            wait_until(partial(renewed, self.heartbeats()), 5, "heartbeats reach the server")
 
     def holders(self) -> dict[str, int]:
         """Who holds which lock, by the server's own account: role to backend pid."""

@@ -139,11 +139,12 @@ def test_the_predecessors_promises_count_not_ours() -> None:
         row(timeline=2, released=True),
         row(timeline=None, released=True),
         row(timeline=2, holder="me"),
+        row(timeline=2, fenced=True),
     ],
-    ids=["released", "timeline unreadable", "our own term"],
+    ids=["released", "timeline unreadable", "our own term", "fenced"],
 )
 def test_a_row_of_another_timeline_proves_nothing(stale: Row) -> None:
-    candidacy = winner(at=100, before=seen(), silent=4)
+    candidacy = winner(at=100, fenced=True, before=seen(), silent=4)
     candidacy.read(stale)
     assert candidacy.start_at == 100 + TIMING.horizon
 

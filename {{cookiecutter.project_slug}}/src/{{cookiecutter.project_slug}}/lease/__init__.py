@@ -20,9 +20,9 @@ another setting or a lock that is gone, means "not leader": the connection is cl
 `interval * 2 < trust` is checked when the settings load. The kill is a timer in C and needs no GIL. The server's
 `idle_session_timeout` starts later than our heartbeat did, so it never fires before `ttl`.
 
-**Who may start, and when.** A lease row remembers the last term. Released cleanly on this timeline: at once. Both terms
-with fenced effects only: at once. Otherwise `horizon`, as promised in the predecessor's row, after the latest moment at
-which it can have renewed:
+**Who may start, and when.** A lease row remembers the last term. Written on this timeline, and released cleanly, our own,
+or with fenced effects only as ours: at once. Otherwise `horizon`, as promised in the predecessor's row, after the latest
+moment at which it can have renewed:
 
 - It was seen silent for longer than its own `trust`: from when that silence was first seen, since no heartbeat
   revives an expired term. So a host that is gone is succeeded as soon as the server ends its session.
@@ -47,8 +47,9 @@ epoch is current, so a process that slept for an hour can't write. Outside the d
     fail-over of the server    the row's timeline differs: counts as unclean; a leader steps down
     pooler in transaction mode refused by the probe; should it change later, the next heartbeat's proof fails
 
-What it can't do: two databases that both take writes, effects outside the database by a process paused in the instant
-after its last check, exactly-once effects outside the database.
+What it can't do: two databases that both take writes; effects outside the database by a process paused in the instant
+after its last check; exactly-once effects outside the database; the promise of a predecessor with a longer ttl whose row
+a fail-over of the database has lost.
 
 Modules: `decision` is the pure logic; `session` the connection and `statements` its SQL; `stability` the probe; `term`
 what elector and worker share; `fencing` the fenced transaction; `elector` the loop.

@@ -182,9 +182,9 @@ class Candidacy:
         same_timeline = row.timeline is not None and row.timeline == self._timeline
         # A row from another timeline proves nothing: the fail-over may have lost later terms. On ours, our own
         # former term needs no wait, since a role competes only once its worker has ended.
-        clean = same_timeline and (row.released or row.holder == self._instance)
         # Fenced writes need no wait, if the predecessor, perhaps of another release, made none but fenced ones.
-        if clean or (self._fenced and row.fenced):
+        both_fenced = self._fenced and row.fenced
+        if same_timeline and (row.released or row.holder == self._instance or both_fenced):
             self.start_at = self._won_at
             return
         horizon = self._timing.horizon if row.horizon is None else row.horizon
