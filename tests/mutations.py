@@ -113,9 +113,16 @@ MUTATIONS = [
     Mutation(
         "a release that came with an answer is heard",
         "lease/session.py",
-        "if early := self._payloads():",
+        "if early := self.told():",
         "if early := []:",
         lease("test_a_release_that_is_told_with_the_answer_to_a_statement_wakes_too"),
+    ),
+    Mutation(
+        "a step-down ends the term that it was asked of",
+        "lease/elector.py",
+        "                self._heed(session.told())",
+        "                pass",
+        lease("test_a_step_down_asked_for_before_a_term_began_does_not_end_it"),
     ),
     # -- the leader stops first
     *[

@@ -54,7 +54,7 @@ def test_a_second_signal_ends_a_replica_at_once_whose_worker_ignores_the_first(
 def test_a_killed_leader_is_succeeded_within_ttl_and_fenced_within_two_intervals(
     fleet: Fleet, figures: Figures
 ) -> None:
-    for _ in range(5):
+    for _ in range(4):
         leader, _ = fleet.line_up()
         at = time.monotonic()
         leader.signal(signal.SIGKILL)

