@@ -163,14 +163,14 @@ MUTATIONS = [
     ),
     Mutation(
         "the kill timer is armed",
-        "lease/elector.py",
+        "lease/watchdog.py",
         "        if kills:\n",
         "        if False:\n",
         lease("test_a_process_whose_worker_outlives_its_lease_is_ended"),
     ),
     Mutation(
         "the kill timer waits for no pipe",
-        "lease/elector.py",
+        "lease/watchdog.py",
         "os.O_APPEND | os.O_NONBLOCK",
         "os.O_APPEND",
         ("tests/faults/test_workers.py::test_a_full_pipe_for_the_log_keeps_no_process_alive",),
@@ -250,8 +250,8 @@ MUTATIONS = [
     Mutation(
         "heartbeats go on while workers drain",
         "lease/elector.py",
-        "            if clock() >= beat_at:\n",
-        "            if clock() >= beat_at and not self._stopping.is_set():\n",
+        "            if clock() >= self._beat_at:\n",
+        "            if clock() >= self._beat_at and not self._stopping.is_set():\n",
         lease("test_the_lease_is_kept_for_a_worker_that_drains_for_longer_than_the_ttl"),
     ),
     Mutation(

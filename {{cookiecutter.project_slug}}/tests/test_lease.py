@@ -32,6 +32,9 @@ select pid from pg_locks where locktype = 'advisory' and objid::bigint = %s and 
 """
 
 
+WAITING = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+
+
 def until(condition: Callable[[], Any], what: str, timeout: float = 20) -> Any:
     """Poll a condition; its value once it is true."""
     deadline = time.monotonic() + timeout
@@ -352,14 +355,30 @@ def test_a_stop_while_the_epoch_is_committed_begins_no_term(
     with psycopg.connect(database_url) as blocker:
         blocker.execute("lock table {{ cookiecutter.project_slug }}.lease in share mode")  # readers may, writers wait
         conn.execute("select pg_advisory_unlock(%s)", [int(KEY)])
-        waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-        until(lambda: conn.execute(waiting).fetchone(), "the epoch is about to be committed")
+        until(lambda: conn.execute(WAITING).fetchone(), "the epoch is about to be committed")
         subject.elector.stop()
     subject.thread.join(10)
     assert not subject.thread.is_alive()
     assert subject.terms == []
     row = conn.execute("select epoch, released_at is not null from {{ cookiecutter.project_slug }}.lease").fetchone()
     assert row == (1, True)
+
+
+def test_a_step_down_asked_for_before_a_term_began_does_not_end_it(
+    replica: Callable[..., Replica], database_url: str, conn: psycopg.Connection
+) -> None:
+    conn.execute("select pg_advisory_lock(%s)", [int(KEY)])
+    subject = replica(timing=Timing())
+    until(lambda: subject.elector._connected == "open", "it stands by")
+    with psycopg.connect(database_url) as blocker:
+        blocker.execute("lock table {{ cookiecutter.project_slug }}.lease in share mode")
+        conn.execute("select pg_advisory_unlock(%s)", [int(KEY)])
+        until(lambda: conn.execute(WAITING).fetchone(), "the epoch is about to be committed")
+        conn.execute("select pg_notify(%s, %s)", [CHANNEL, f"step-down {KEY.role}"])
+    until(subject.leads, "it leads")
+    heartbeat = time.monotonic() + Timing().interval
+    until(lambda: time.monotonic() > heartbeat, "one interval went by")
+    assert subject.terms[0].reason is None
 
 
 def test_the_lease_is_kept_for_a_worker_that_drains_for_longer_than_the_ttl(

@@ -35,6 +35,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._pid = os.getpid()
         self.wake = Wake()
 
     def __enter__(self) -> "StopSignals":
@@ -50,7 +51,7 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is not None or os.getpid() != self._pid:  # the second one, or in a forked child
             os._exit(128 + number)
         self.received = signal.Signals(number)
 

@@ -52,5 +52,6 @@ after its last check; exactly-once effects outside the database; the promise of 
 a fail-over of the database has lost.
 
 Modules: `decision` is the pure logic; `session` the connection and `statements` its SQL; `stability` the probe; `term`
-what elector and worker share; `fencing` the fenced transaction; `elector` the loop.
+what elector and worker share; `fencing` the fenced transaction; `watchdog` the last resort; `elector` the loop;
+`identity` a replica's name.
 """

@@ -1,11 +1,10 @@
 """The loop: feeds `decision.py` from `session.py`, with one heartbeat for all roles each interval."""
 
-import faulthandler
-import os
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 import structlog
@@ -15,6 +14,7 @@ from ..keys import ENV_PREFIX, SERVICE, LeaseKey
 from .decision import Candidacy, Doubt, Phase, Seen, Step
 from .session import Refused, SchemaOutdated, Session, Wake
 from .term import Term, clock
+from .watchdog import Watchdog
 
 log = structlog.get_logger(__name__)
 
@@ -74,10 +74,11 @@ class Elector:
             key: _Role(key, fenced, Candidacy(instance, timing, fenced=fenced)) for key, fenced in roles.items()
         }
         self._wake = Wake()
-        self._last_words = _open_last_words()
+        self._watchdog = Watchdog()
         self._stopping = threading.Event()
         self._connected = "unknown"  # the last connection state that was logged
         self._timeline: int | None = None
+        self._beat_at = 0.0  # when the next heartbeat is due
 
     # -- for other threads
 
@@ -104,6 +105,7 @@ class Elector:
             delay = 0.0
             session = None
             opened_at = clock()
+            report: Callable[[], None] | None = None
             try:
                 if self._stopping.is_set():
                     delay = self._timing.interval  # no new session: only see the workers end
@@ -116,21 +118,24 @@ class Elector:
                 self.fatal = error
                 self.stop()
             except Refused as error:
-                self._report(None, "error", "session.refused", verdict=error.verdict, reason=str(error), hint=_HINT)
+                facts = {"verdict": error.verdict, "reason": str(error), "hint": _HINT}
+                report = partial(self._report, None, "error", "session.refused", **facts)
                 delay = REFUSED_RETRY
             except (psycopg.Error, Doubt, OSError) as error:
                 event = "session.unreachable" if session is None else "session.lost"
-                self._report(event, "warning", event, reason=" ".join(str(error).split()))
+                report = partial(self._report, event, "warning", event, reason=" ".join(str(error).split()))
                 if session is not None and clock() - opened_at > 2 * self._timing.interval:
                     failures = 0  # it carried heartbeats: the next one is tried for at once
                 delay = 0.0 if failures == 0 else min(RECONNECT_LAST, RECONNECT_FIRST * 2**failures)
                 failures = min(failures + 1, 16)
-            except Exception:
-                log.exception("elector.failed")  # a defect: nothing is known, so nothing is held
+            except Exception as error:
+                report = partial(log.error, "elector.failed", exc_info=error)  # a defect: so nothing is known
                 delay = RECONNECT_LAST
             if session is not None:
                 session.close()
             self._cut()
+            if report is not None:  # after the workers were told: a log that nobody reads may block
+                report()
             self._pause(delay * random.uniform(0.5, 1.5))
 
     def _finished(self) -> bool:
@@ -138,11 +143,11 @@ class Elector:
 
     def _serve(self, session: Session) -> None:
         """Hold, try, renew, until stopped. Leaves by an exception when anything about the session is in doubt."""
-        beat_at = clock()
+        self._beat_at = clock()
         while True:
             self._reap()
-            if clock() >= beat_at:
-                beat_at = clock() + self._timing.interval
+            if clock() >= self._beat_at:
+                self._beat_at = clock() + self._timing.interval
                 self._beat(session)
             # one step, then look at the time again: on a slow network the steps of several roles outlast a trust
             if any(self._take_step(session, role) for role in self._roles.values()):
@@ -150,12 +155,10 @@ class Elector:
             if self._finished() and all(role.candidacy.idle for role in self._roles.values()):
                 return
             due = [role.candidacy.start_at for role in self._roles.values() if role.candidacy.phase is Phase.HOLDING]
-            payloads = session.wait(min([beat_at, *(at for at in due if at is not None)]) - clock(), self._wake)
+            payloads = session.wait(min([self._beat_at, *(at for at in due if at is not None)]) - clock(), self._wake)
             if payloads is None:
-                beat_at = clock()
-            for payload in payloads or []:
-                if self._heed(payload):
-                    beat_at = min(beat_at, clock() + random.uniform(0, HERD_SPREAD))
+                self._beat_at = clock()
+            self._heed(payloads or [])
 
     def _beat(self, session: Session) -> None:
         started = clock()
@@ -183,6 +186,7 @@ class Elector:
                     log.info("lease.takeover_wait", role=role.key.role, wait_seconds=round(wait, 3))
             case Step.BEGIN:
                 epoch = session.begin(role.key, self._timeline, fenced=role.fenced)
+                self._heed(session.told())  # a step-down asked for before this term began was meant for another
                 candidacy.begun(epoch, clock())
                 if epoch is not None:
                     role.term = Term(role.key, epoch, candidacy.trust_until)
@@ -201,17 +205,19 @@ class Elector:
                 role.term = None
         return True
 
-    def _heed(self, payload: str) -> bool:
-        """Heed a notification; whether to try for a lock soon."""
-        verb, _, name = payload.partition(" ")
-        for role in self._roles.values():
-            if role.key.role == name:
-                if verb == "step-down" and role.term is not None:
-                    log.info("lease.step_down", role=name)
-                    role.candidacy.ask()
-                    role.term.stop("asked to step down")
-                return verb == "released" and role.candidacy.tries(clock())
-        return False
+    def _heed(self, payloads: Iterable[str]) -> None:
+        """Heed notifications: step down, or try soon for a lock that was released."""
+        roles = {role.key.role: role for role in self._roles.values()}
+        for verb, _, name in (payload.partition(" ") for payload in payloads):
+            role = roles.get(name)
+            if role is None:
+                continue
+            if verb == "step-down" and role.term is not None:
+                log.info("lease.step_down", role=name)
+                role.candidacy.ask()
+                role.term.stop("asked to step down")
+            elif verb == "released" and role.candidacy.tries(clock()):
+                self._beat_at = min(self._beat_at, clock() + random.uniform(0, HERD_SPREAD))
 
     def _reap(self) -> None:
         """Pass on what happened since the last look: a stop request, expired terms, workers that have ended."""
@@ -256,15 +262,8 @@ class Elector:
             self._reap()
 
     def _arm(self) -> None:
-        """The last resort: a timer in C, which needs no GIL, ends the process when a worker outlives its lease.
-
-        Measured: it fires while a regular expression holds the GIL. Each heartbeat puts it off.
-        """
         kills = [at for role in self._roles.values() if (at := role.candidacy.kill_at) is not None]
-        if kills:
-            faulthandler.dump_traceback_later(max(0.001, min(kills) - clock()), exit=True, file=self._last_words)
-        else:
-            faulthandler.cancel_dump_traceback_later()
+        self._watchdog.arm(kills, clock())
 
     # -- what people see
 
@@ -297,15 +296,6 @@ class Elector:
                 holder_pid=holder.pid,
                 hint="another program uses this lock in this database; give one of the two another lease key base",
             )
-
-
-def _open_last_words() -> int:
-    """Where the last resort writes its stack traces: standard error, opened so that no full pipe can keep it alive."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK
-    try:
-        return os.open("/dev/stderr", flags)
-    except OSError:  # a socket, say
-        return os.open(os.devnull, flags)
 
 
 _HINT = f"set {ENV_PREFIX}LEASE_DATABASE_URL to the server itself, or to a pooler in session mode"

@@ -227,28 +227,29 @@ class Session:
         if row[0] is not True:
             raise Doubt(f"the server did not know our lock on {key.role}")
 
+    def told(self) -> list[str]:
+        """The payloads of notifications that have come in; those with the answer to a statement, too."""
+        return [notify.payload for notify in self._conn.notifies(timeout=0)]
+
     def wait(self, timeout: float, wake: Wake) -> list[str] | None:
         """Sleep until a notification, `wake`, or `timeout` seconds.
 
         Returns the payloads. None: the socket has something that is no notification, most likely its end, so the next
         heartbeat is due now.
         """
-        if early := self._payloads():  # they came with the answer to a statement: the socket shows nothing of them
+        if early := self.told():  # the socket shows nothing of those that came with an answer
             return early
         socket_fd = self._conn.pgconn.socket
         ready, _, _ = select.select([socket_fd, wake.fileno()], [], [], max(0.0, timeout))
         wake.clear()
         if socket_fd not in ready:
             return []
-        return self._payloads() or None
+        return self.told() or None
 
     def close(self) -> None:
         """Close the connection: the server releases whatever the session held."""
         _open_sessions.discard(self)
         self._conn.close()
-
-    def _payloads(self) -> list[str]:
-        return [notify.payload for notify in self._conn.notifies(timeout=0)]
 
     def _fetch(self, statement: str, parameters: Mapping[str, object] | None = None) -> tuple[Any, ...]:
         row = self._conn.execute(statement, parameters).fetchone()
