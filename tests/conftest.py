@@ -6,6 +6,7 @@ is missing, and fails instead with CI=true, since a test that never runs proves 
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -14,6 +15,9 @@ from typing import Protocol
 
 import pytest
 from uv import find_uv_bin
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and everything that we start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 

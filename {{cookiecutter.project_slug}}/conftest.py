@@ -1,6 +1,7 @@
 """Fixtures of all tests, those of the workers too: a real PostgreSQL, and a fresh migrated database for each test."""
 
 import os
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,9 @@ from {{cookiecutter.project_slug}}.keys import ENV_PREFIX, LeaseKey
 from {{cookiecutter.project_slug}}.lease.term import Term, clock
 from {{cookiecutter.project_slug}}.schema import migrate
 from {{cookiecutter.project_slug}}.worker import WorkPool, run_worker
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and everything that we start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TEST_DATABASE_URL = f"{ENV_PREFIX}TEST_DATABASE_URL"
 

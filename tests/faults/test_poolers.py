@@ -28,7 +28,7 @@ def traffic(postgres: Postgres, bouncer: PgBouncer, clients: int) -> Iterator[No
             yield
             assert load.poll() is None, "the load ended early: " + (bouncer.directory / "pgbench.log").read_text()
         finally:
-            load.send_signal(signal.SIGINT)
+            load.terminate()
             load.wait()
 
 

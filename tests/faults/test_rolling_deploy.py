@@ -35,7 +35,7 @@ def traffic(postgres: Postgres) -> Iterator[None]:
         yield
         assert load.poll() is None, "the load ended early"
     finally:
-        load.send_signal(signal.SIGINT)
+        load.terminate()
         load.wait()
 
 
