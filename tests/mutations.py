@@ -371,6 +371,7 @@ def test(project: Path, mutation: Mutation, url: str) -> Outcome:
                 "--tb=line",
                 "-p",
                 "no:cacheprovider",
+                *(["-n0"] if faults else []),
                 *mutation.tests,
                 cwd=copy,
                 **more,

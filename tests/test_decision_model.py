@@ -324,6 +324,6 @@ def test_no_interleaving_lets_two_lead(package: str, fenced: bool) -> None:
     decision = importlib.import_module(f"{package}.lease.decision")
     case = machine(decision, importlib.import_module(f"{package}.config"), fenced=fenced).TestCase
     case.settings = settings(
-        max_examples=400, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=200, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
     )
     case().runTest()

@@ -93,6 +93,7 @@ class Server:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*prefix, *map(str, command)],
+                cwd=self.directory,  # HAProxy insists on coming back to where it was started
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
