@@ -167,16 +167,21 @@ def test_a_forked_child_neither_ends_nor_keeps_the_session(
 ) -> None:
     session = open_session(Timing())
     assert won(session)
+    done, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
         session._conn.pgconn.finish()  # the worst that a child can do: say goodbye to the server
+        os.write(tell, b".")
         signal.pause()
         os._exit(0)
+    os.close(tell)
     try:
+        assert os.read(done, 1) == b"."
         assert session.heartbeat([KEY], []).seen[KEY].held
         session._conn.pgconn.finish()
         until(lambda: conn.execute(HELD_BY, [KEY]).fetchone() is None, "the lock is free while the child lives")
     finally:
+        os.close(done)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
