@@ -351,9 +351,9 @@ def test_a_lock_that_vanished_is_noticed_within_one_interval(replica: Callable[.
     assert [term.epoch for term in subject.terms] == [1, 2]
 
 
-def test_a_stop_while_the_epoch_is_committed_begins_no_term(
-    replica: Callable[..., Replica], database_url: str, conn: psycopg.Connection
-) -> None:
+@contextmanager
+def about_to_begin(replica: Callable[..., Replica], database_url: str, conn: psycopg.Connection) -> Iterator[Replica]:
+    """A replica that has won the lock and whose next epoch is committed only when the context ends."""
     conn.execute("select pg_advisory_lock(%s)", [int(KEY)])
     subject = replica(timing=Timing())
     until(lambda: subject.elector._connected == "open", "it stands by")
@@ -361,6 +361,13 @@ def test_a_stop_while_the_epoch_is_committed_begins_no_term(
         blocker.execute("lock table {{ cookiecutter.project_slug }}.lease in share mode")  # readers may, writers wait
         conn.execute("select pg_advisory_unlock(%s)", [int(KEY)])
         until(lambda: conn.execute(WAITING).fetchone(), "the epoch is about to be committed")
+        yield subject
+
+
+def test_a_stop_while_the_epoch_is_committed_begins_no_term(
+    replica: Callable[..., Replica], database_url: str, conn: psycopg.Connection
+) -> None:
+    with about_to_begin(replica, database_url, conn) as subject:
         subject.elector.stop()
     subject.thread.join(10)
     assert not subject.thread.is_alive()
@@ -372,13 +379,7 @@ def test_a_stop_while_the_epoch_is_committed_begins_no_term(
 def test_a_step_down_asked_for_before_a_term_began_does_not_end_it(
     replica: Callable[..., Replica], database_url: str, conn: psycopg.Connection
 ) -> None:
-    conn.execute("select pg_advisory_lock(%s)", [int(KEY)])
-    subject = replica(timing=Timing())
-    until(lambda: subject.elector._connected == "open", "it stands by")
-    with psycopg.connect(database_url) as blocker:
-        blocker.execute("lock table {{ cookiecutter.project_slug }}.lease in share mode")
-        conn.execute("select pg_advisory_unlock(%s)", [int(KEY)])
-        until(lambda: conn.execute(WAITING).fetchone(), "the epoch is about to be committed")
+    with about_to_begin(replica, database_url, conn) as subject:
         conn.execute("select pg_notify(%s, %s)", [CHANNEL, f"step-down {KEY.role}"])
     until(subject.leads, "it leads")
     heartbeat = time.monotonic() + Timing().interval
