@@ -94,6 +94,10 @@ class Replica:
     def log(self) -> str:
         return self.log_path.read_text()
 
+    def wait_for_first_words(self) -> None:
+        """Until it has said something: before that it may not listen for signals yet."""
+        wait_until(lambda: self.log or self.process.poll() is not None, 15, "a replica has begun")
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
         if number in (signal.SIGSTOP, signal.SIGCONT):
@@ -168,12 +172,15 @@ class Fleet:
         return record.read(self.directory)
 
     def leader(self, role: str) -> Replica | None:
-        """Who worked in a role within the last tenth of a second."""
+        """Who worked in a role within the last tenth of a second, and has not ended since."""
         now = time.monotonic()
         for term in self.report().terms.get(role, []):
             if now - term.last < 0.1:
-                return next((replica for replica in self.replicas if replica.pid == term.pid), None)
+                return next((replica for replica in self.alive() if replica.pid == term.pid), None)
         return None
+
+    def alive(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.process.poll() is None]
 
     def wait_for_leader(self, role: str, timeout: float = 15, *, other_than: Replica | None = None) -> Replica:
         """Wait until somebody (else) works in a role."""
@@ -194,14 +201,8 @@ class Fleet:
         environment: Mapping[str, str] = QUICK,
     ) -> list[Replica]:
         """Start what is missing to have one leader of all roles, who comes first, and so many stand-bys."""
-        alive = [replica for replica in self.replicas if replica.process.poll() is None]
-        alive = alive or self.start(roles=roles, environment=environment, behaviour=behaviour)
-        # one that has just ended may have worked a moment ago
-        leader: Replica = wait_until(
-            lambda: (found := self.leader(roles[0])) in alive and found,
-            15,
-            lambda: f"somebody works as {roles[0]}; logs: {self.logs()[-4000:]}",
-        )
+        alive = self.alive() or self.start(roles=roles, environment=environment, behaviour=behaviour)
+        leader = self.wait_for_leader(roles[0])
         missing = standbys + 1 - len(alive)
         others = [replica for replica in alive if replica is not leader]
         others += self.start(missing, roles=roles, environment=environment)
@@ -253,12 +254,12 @@ class Fleet:
 
     def stop(self) -> list[int]:
         """SIGTERM to all; their exit codes."""
-        for replica in self.replicas:
-            if replica.process.poll() is None:
-                if replica.paused:
-                    replica.signal(signal.SIGCONT)
-                if not replica.asked:
-                    replica.signal(signal.SIGTERM)
+        for replica in self.alive():
+            if replica.paused:
+                replica.signal(signal.SIGCONT)
+            if not replica.asked:
+                replica.wait_for_first_words()
+                replica.signal(signal.SIGTERM)
         return [replica.process.wait(40) for replica in self.replicas]
 
     def assert_safe(self) -> record.Report:
