@@ -16,6 +16,8 @@ from typing import Protocol
 import pytest
 from uv import find_uv_bin
 
+from laboratory.environment import clean_environment
+
 # A shell starts what it runs in the background with Ctrl-C ignored, and everything that we start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,12 +42,6 @@ class Uv(Protocol):
     """Runs uv in a directory, and fails the test with its output where it does not exit 0."""
 
     def __call__(self, *arguments: str | Path, cwd: Path) -> str: ...
-
-
-def clean_environment(**more: str) -> dict[str, str]:
-    """The environment of this process, less what would make a project's tools look into our own virtual environment."""
-    ours = ("VIRTUAL_ENV", "PYTEST", "PYTHONPATH", "UV_PROJECT", "UV_RUN")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
 
 
 @pytest.fixture(scope="session")

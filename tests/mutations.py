@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from laboratory.environment import clean_environment
 from laboratory.servers import Postgres, embedded_binaries
 
 TEMPLATE = Path(__file__).resolve().parents[1]
@@ -304,11 +305,6 @@ MUTATIONS = [
         lease("test_on_a_later_timeline_epochs_are_higher_than_any_of_an_earlier_one"),
     ),
 ]
-
-
-def clean_environment(**more: str) -> dict[str, str]:
-    ours = ("VIRTUAL_ENV", "PYTEST", "PYTHONPATH", "UV_PROJECT", "UV_RUN", "ACME_BILLING_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
 
 
 def run(*command: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:

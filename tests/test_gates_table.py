@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from conftest import Bake, Uv, clean_environment
+from conftest import Bake, Uv
+from laboratory.environment import clean_environment
 from laboratory.servers import Postgres, embedded_binaries
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import local_extensions
-from conftest import TEMPLATE, Bake, Cookiecutter, Uv, clean_environment
+from conftest import TEMPLATE, Bake, Cookiecutter, Uv
+from laboratory.environment import clean_environment
 from local_extensions import BadAnswer, check, derive_key_base, derive_slug, quoted
 
 WORKERS = ("poller", "scheduler", "reconciler")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Bake, Uv, clean_environment
+from conftest import Bake, Uv
+from laboratory.environment import clean_environment
 from local_extensions import TAKEN
 
 pytestmark = pytest.mark.slow

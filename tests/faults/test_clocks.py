@@ -41,8 +41,7 @@ def test_an_hour_forwards_and_backwards_on_the_replicas_changes_nothing(
     fleet: Fleet, wall_clock: WallClock, figures: dict[str, list[float]]
 ) -> None:
     (leader,) = fleet.start(prefix=wall_clock.prefix)
-    for role in ROLES:
-        fleet.wait_for_leader(role)
+    fleet.wait_for_leaders()
     (standby,) = fleet.start(prefix=wall_clock.prefix)
     fleet.wait_for_log("lease.standby", standby)
     for hours in (1, 0, -1, 0):
@@ -70,8 +69,7 @@ def test_an_hour_forwards_and_backwards_on_the_server_changes_nothing(
 ) -> None:
     with Fleet(service, clocked) as fleet:
         (leader,) = fleet.start()
-        for role in ROLES:
-            fleet.wait_for_leader(role)
+        fleet.wait_for_leaders()
         (standby,) = fleet.start()
         fleet.wait_for_log("lease.standby", standby)
         for hours in (1, 0, -1, 0):
@@ -96,8 +94,7 @@ def test_a_silence_that_only_the_servers_clock_has_made_lets_nobody_begin_too_ea
     try:
         with Fleet(service, clocked) as fleet:
             (leader,) = fleet.start(url=proxy.url(), environment=long_trust)
-            for role in ROLES:
-                fleet.wait_for_leader(role)
+            fleet.wait_for_leaders()
             (standby,) = fleet.start(environment=long_trust)
             fleet.wait_for_log("lease.standby", standby)
             assert proxy.process is not None

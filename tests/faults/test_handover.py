@@ -19,16 +19,11 @@ TTL, INTERVAL = 6.0, 1.0
 pytestmark = pytest.mark.slow
 
 
-def all_lead(fleet: Fleet) -> set[int]:
-    """Wait until each role has a leader; their processes."""
-    return {fleet.wait_for_leader(role).pid for role in ("poller", "scheduler", "reconciler")}
-
-
 def trial(service: Service, postgres: Postgres, fault: signal.Signals) -> dict[str, float]:
     """Seconds without work for each role after a signal to its leader."""
     with Fleet(service, postgres) as fleet:
         fleet.start(3, environment=DEFAULTS)
-        leaders = all_lead(fleet)
+        leaders = {leader.pid for leader in fleet.wait_for_leaders().values()}
         wait_until(lambda: len(sessions(fleet)) == 3, 15, "all replicas are connected")
         # a moment that is not bound to the heartbeats' phase
         at = time.monotonic()

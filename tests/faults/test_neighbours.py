@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from laboratory.servers import Postgres, wait_until
-from laboratory.service import QUICK, ROLES, Fleet, Service
+from laboratory.service import QUICK, Fleet, Service
 
 from .conftest import fresh
 
@@ -19,19 +19,21 @@ pytestmark = pytest.mark.slow
 
 INTERVAL, TTL = 0.5, 3.0  # what QUICK makes of them
 ROWS = 1000
+WATCHED = 60.0  # seconds of standing by
 
 
 def test_vacuum_and_concurrent_indexes_run_unhindered_beside_three_standbys(
     fleet: Fleet, figures: dict[str, list[float]]
 ) -> None:
     fleet.start(1)
-    for role in ROLES:
-        fleet.wait_for_leader(role)
+    fleet.wait_for_leaders()
     for standby in fleet.start(3):
         fleet.wait_for_log("lease.standby", standby)
     with fleet.postgres.connect() as conn:
         conn.execute("create table neighbour (id int)")
-        for _ in range(10):
+        until = time.monotonic() + WATCHED
+        while time.monotonic() < until:
+            fleet.wait_for_heartbeats(sessions=1)
             conn.execute("insert into neighbour select generate_series(1, %s)", [ROWS])
             conn.execute("delete from neighbour")
             started = time.monotonic()
@@ -131,8 +133,7 @@ def test_the_same_key_in_another_database_of_the_server_is_no_conflict(
         fleet.start(2)
         other_fleet.start(1)
         for each in (fleet, other_fleet):
-            for role in ROLES:
-                each.wait_for_leader(role)
+            each.wait_for_leaders()
         done = service.call("doctor", url=fleet.postgres.url())
         assert "no other program uses them" in done.stdout
         (lone,) = other_fleet.replicas

@@ -42,7 +42,7 @@ def haproxy(directory: Path, postgres: Postgres) -> Iterator[Start]:
 def test_an_idle_timeout_longer_than_the_interval_changes_nothing(fleet: Fleet, haproxy: Start) -> None:
     url = haproxy(2 * INTERVAL).url()
     (leader,) = fleet.start(1, url=url)
-    wait_for_all(fleet)
+    fleet.wait_for_leaders()
     (standby,) = fleet.start(1, url=url)
     fleet.wait_for_log("lease.standby", standby)
     fleet.wait_for_heartbeats(6)
@@ -68,7 +68,7 @@ def test_a_restarted_proxy_costs_no_more_than_a_takeover(
 ) -> None:
     proxy = haproxy(60)
     replicas = fleet.start(2, url=proxy.url())
-    wait_for_all(fleet)
+    fleet.wait_for_leaders()
     for replica in replicas:
         fleet.wait_for_log("session.opened", replica)
     for _ in range(TRIALS):
@@ -90,7 +90,7 @@ def test_a_frozen_proxy_ends_the_lead_behind_it_and_a_direct_replica_takes_over(
 ) -> None:
     proxy = haproxy(60)
     (leader,) = fleet.start(1, url=proxy.url())
-    wait_for_all(fleet)
+    fleet.wait_for_leaders()
     (standby,) = fleet.start(1)
     fleet.wait_for_log("lease.standby", standby)
     at = time.monotonic()
@@ -140,11 +140,6 @@ def test_a_proxy_whose_server_is_frozen_is_given_up_by_the_heartbeat_itself(
         figures["scheduler led after the thaw"].append(fleet.report().terms["scheduler"][1].first - thawed_at)
         assert fleet.stop() == [0, 0]
         fleet.assert_safe()
-
-
-def wait_for_all(fleet: Fleet) -> None:
-    for role in ROLES:
-        fleet.wait_for_leader(role)
 
 
 def all_lead_since(fleet: Fleet, at: float) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from laboratory.servers import Postgres, embedded_binaries, wait_until
-from laboratory.service import QUICK, ROLES, Fleet, Service
+from laboratory.service import QUICK, Fleet, Service
 
 pytestmark = pytest.mark.slow
 
@@ -88,8 +88,7 @@ def test_settings_of_the_role_do_not_reach_the_lease(
     url = make_role(**settings)
     start(fleet, 1, url)
     (leader,) = fleet.replicas
-    for role in ROLES:
-        fleet.wait_for_leader(role)
+    fleet.wait_for_leaders()
     start(fleet, 1, url)
     fleet.wait_for_log("lease.standby", fleet.replicas[1])
     # many times longer than any of these settings
@@ -131,8 +130,7 @@ def test_without_temp_and_without_a_look_at_other_sessions_a_role_leads_and_is_s
     for trial in range(2):
         for url in (make_role(), make_role()):  # who may not see each other's last heartbeat
             start(fleet, 1, url)
-            for role in ROLES:
-                fleet.wait_for_leader(role)
+            fleet.wait_for_leaders()
         leader, standby = fleet.replicas[-2:]
         fleet.wait_for_log("lease.standby", standby)
         assert leader.log.count("session.no_temp") == standby.log.count("session.no_temp") == 1

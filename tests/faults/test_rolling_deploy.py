@@ -45,8 +45,7 @@ def test_replacing_all_replicas_ten_times_leaves_no_two_leaders_and_small_gaps(
     timings = [QUICK, LONG, SHORT]
     with traffic(postgres):
         running = start(fleet, REPLICAS, timings[0])
-        for role in ROLES:
-            fleet.wait_for_leader(role)
+        fleet.wait_for_leaders()
         for turn in range(ROUNDS):
             coming = start(fleet, REPLICAS, timings[(turn + 1) % len(timings)])
             for replica in coming:
@@ -73,8 +72,7 @@ def test_a_new_replica_waits_as_long_as_the_old_one_has_promised(
 ) -> None:
     for _ in range(2):
         (leader,) = start(fleet, 1, old)
-        for role in ROLES:
-            fleet.wait_for_leader(role)
+        fleet.wait_for_leaders()
         (successor,) = start(fleet, 1, new)
         fleet.wait_for_log("lease.standby", successor)
         at = time.monotonic()

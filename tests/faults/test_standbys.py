@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laboratory.servers import Postgres, Standby, embedded_binaries, wait_until
+from laboratory.servers import Postgres, Standby, wait_until
 from laboratory.service import QUICK, ROLES, Fleet, Service
 
 pytestmark = pytest.mark.slow
@@ -20,11 +20,8 @@ _serial = itertools.count(1)
 
 
 @pytest.fixture
-def primary(directory: Path, service: Service) -> Iterator[Postgres]:
-    server = Postgres(directory / f"primary-{next(_serial)}", embedded_binaries()).start()
-    service.prepare(server)
-    yield server
-    server.stop()
+def primary(own_postgres: Postgres) -> Postgres:
+    return own_postgres
 
 
 @pytest.fixture
@@ -44,8 +41,7 @@ def lead(fleet: Fleet, url: str) -> None:
     """Start a replica that leads all roles, and another that stands by."""
     environment = QUICK | {"DATABASE_URL": url + "?target_session_attrs=read-write"}
     fleet.start(1, url=url, environment=environment)
-    for role in ROLES:
-        fleet.wait_for_leader(role)
+    fleet.wait_for_leaders()
     (second,) = fleet.start(1, url=url, environment=environment)
     fleet.wait_for_log("lease.standby", second)
 

@@ -16,6 +16,7 @@ import psycopg
 from uv import find_uv_bin
 
 from . import record, recorders
+from .environment import clean_environment
 from .servers import Postgres, wait_until
 
 SLUG = "acme_billing"
@@ -58,11 +59,6 @@ class Service:
                 "create table if not exists public.fenced_writes"
                 " (id bigserial primary key, epoch bigint not null, instance text not null)"
             )
-
-
-def clean_environment() -> dict[str, str]:
-    """Ours, without anything that would reach a service's settings or another virtual environment."""
-    return {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "VIRTUAL_ENV", "PYTEST"))}
 
 
 def install(bake: Path) -> Service:
@@ -191,6 +187,10 @@ class Fleet:
 
         leader: Replica = wait_until(leads, timeout, lambda: f"somebody works as {role}; logs: {self.logs()[-4000:]}")
         return leader
+
+    def wait_for_leaders(self) -> dict[str, Replica]:
+        """Wait until somebody works in each role."""
+        return {role: self.wait_for_leader(role) for role in ROLES}
 
     def line_up(
         self,
