@@ -97,7 +97,7 @@ MUTATIONS = [
     Mutation(
         "a session that ended ends the term",
         "lease/elector.py",
-        '                role.term.lose("the lease\'s session has ended")\n',
+        "                role.term.lose(SESSION_ENDED)\n",
         "                pass\n",
         lease("test_a_lock_that_vanished_is_noticed_within_one_interval"),
     ),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,8 +20,16 @@ from {{ cookiecutter.project_slug }}.config import Timing
 from {{ cookiecutter.project_slug }}.keys import CHANNEL, LeaseKey
 from {{ cookiecutter.project_slug }}.lease.decision import Doubt
 from {{ cookiecutter.project_slug }}.lease.elector import Elector
+from {{ cookiecutter.project_slug }}.lease.journal import ACQUIRED
 from {{ cookiecutter.project_slug }}.lease.session import SchemaOutdated, Session, Wake, _open_sessions
-from {{ cookiecutter.project_slug }}.lease.term import Term
+from {{ cookiecutter.project_slug }}.lease.term import (
+    EXPIRED,
+    SESSION_ENDED,
+    STEPPED_DOWN,
+    STOPPING,
+    WORKER_ENDED,
+    Term,
+)
 from {{ cookiecutter.project_slug }}.schema import LATEST
 
 KEY = next(iter(LeaseKey))
@@ -310,7 +319,7 @@ def test_one_leads_and_hands_over_when_stopped(replica: Callable[..., Replica]) 
     first = replica()
     until(first.leads, "the first leads")
     second = replica()
-    until(lambda: second.elector._connected == "open", "the second stands by")
+    until(lambda: second.elector.journal.connection == "open", "the second stands by")
     stopped = time.monotonic()
     first.elector.stop()
     until(second.leads, "the second leads")
@@ -356,7 +365,7 @@ def about_to_begin(replica: Callable[..., Replica], database_url: str, conn: psy
     """A replica that has won the lock and whose next epoch is committed only when the context ends."""
     conn.execute("select pg_advisory_lock(%s)", [int(KEY)])
     subject = replica(timing=Timing())
-    until(lambda: subject.elector._connected == "open", "it stands by")
+    until(lambda: subject.elector.journal.connection == "open", "it stands by")
     with psycopg.connect(database_url) as blocker:
         blocker.execute("lock table {{ cookiecutter.project_slug }}.lease in share mode")  # readers may, writers wait
         conn.execute("select pg_advisory_unlock(%s)", [int(KEY)])
@@ -454,7 +463,7 @@ def test_stepping_down_hands_over(replica: Callable[..., Replica], conn: psycopg
     first = replica()
     until(first.leads, "the first leads")
     second = replica()
-    until(lambda: second.elector._connected == "open", "the second stands by")
+    until(lambda: second.elector.journal.connection == "open", "the second stands by")
     conn.execute("select pg_notify(%s, %s)", [CHANNEL, f"step-down {KEY.role}"])
     until(second.leads, "the second leads")
     assert not first.leads()
@@ -477,7 +486,7 @@ def test_a_database_that_is_away_is_waited_for(empty_database_url: str) -> None:
     missing = empty_database_url.replace(name, "no_such_database")
     with running(missing) as start:
         subject = start()
-        until(lambda: subject.elector._connected == "session.unreachable", "it says so")
+        until(lambda: subject.elector.journal.connection == "unreachable", "it says so")
         assert subject.thread.is_alive()
 
 
@@ -505,3 +514,80 @@ def test_a_lock_of_another_program_is_reported_as_a_collision(
         until(reported, "the collision is logged")
         assert "billing2 x" in shown
         assert not subject.leads()
+
+
+# -- what it tells
+
+
+def test_each_end_of_a_term_is_counted_once_with_its_reason(
+    replica: Callable[..., Replica], conn: psycopg.Connection
+) -> None:
+    subject = replica()
+    counted: Counter[tuple[str, str]] = Counter(dict.fromkeys(subject.elector.journal.transitions, 0))
+
+    def ends(reason: str) -> None:
+        counted[KEY.role, ACQUIRED] += 1
+        counted[KEY.role, reason] += 1
+        until(lambda: subject.elector.journal.transitions == counted, f"counted: {reason}")
+
+    until(subject.leads, "it leads")
+    subject.terms[0].ended.set()
+    subject.elector.worker_ended()
+    ends(WORKER_ENDED)
+    until(subject.leads, "it leads again")
+    conn.execute("select pg_notify(%s, %s)", [CHANNEL, f"step-down {KEY.role}"])
+    ends(STEPPED_DOWN)
+    until(subject.leads, "it leads again")
+    conn.execute("select pg_terminate_backend(pid) from (" + HELD_BY + ") as l", [KEY])
+    until(lambda: subject.elector.journal.transitions[KEY.role, SESSION_ENDED] == 1, "the loss is counted")
+    counted.update({(KEY.role, ACQUIRED): 1, (KEY.role, SESSION_ENDED): 1})
+    until(subject.leads, "it leads again")
+    subject.elector.stop()
+    ends(STOPPING)
+
+
+def test_a_term_that_expires_is_counted_once_though_its_session_lives(replica: Callable[..., Replica]) -> None:
+    subject = replica()
+    until(subject.leads, "it leads")
+    subject.terms[0]._deadline = 0.0
+    transitions = subject.elector.journal.transitions
+    until(lambda: transitions[KEY.role, ACQUIRED] == 2, "it leads again")
+    assert {reason: count for (_, reason), count in transitions.items() if count} == {ACQUIRED: 2, EXPIRED: 1}
+
+
+def test_a_stand_by_remembers_the_takeovers_that_it_saw(replica: Callable[..., Replica]) -> None:
+    first = replica()
+    until(first.leads, "the first leads")
+    second = replica()
+    until(lambda: second.elector.journal._holders, "the second has seen it")
+    assert list(second.elector.journal.takeovers) == []
+    first.elector.stop()
+    until(second.leads, "the second leads")
+    third = replica()
+    until(lambda: third.elector.journal._holders, "the third has seen it")
+    second.terms[0].ended.set()
+    second.elector.worker_ended()
+    until(third.leads, "the third leads")
+    until(lambda: len(second.elector.journal.takeovers) == 2, "the second has seen that")
+    assert [(t.role, t.epoch, t.holder) for t in second.elector.journal.takeovers] == [
+        (KEY.role, 2, "i1"),
+        (KEY.role, 3, "i2"),
+    ]
+
+
+def test_its_facts_are_those_of_the_moment(replica: Callable[..., Replica], conn: psycopg.Connection) -> None:
+    conn.execute("select pg_advisory_lock(%s)", [int(KEY)])
+    subject = replica()
+    journal = subject.elector.journal
+    until(lambda: journal.collisions[KEY.role] is not None, "the collision is known")
+    (idle,) = subject.elector.facts()
+    assert (idle.phase, idle.leads, idle.epoch, idle.progress_age_seconds) == ("standby", False, 0, None)
+    conn.execute("select pg_advisory_unlock(%s)", [int(KEY)])
+    until(subject.leads, "it leads")
+    assert journal.collisions[KEY.role] is None
+    (leading,) = subject.elector.facts()
+    assert (leading.phase, leading.leads, leading.epoch, leading.overdue_seconds) == ("leading", True, 1, 0.0)
+    assert leading.progress_age_seconds is not None
+    heartbeats = sum(journal.heartbeats)
+    until(lambda: sum(journal.heartbeats) > heartbeats, "another heartbeat is counted")
+    assert journal.heartbeat_seconds > 0

@@ -53,5 +53,5 @@ a fail-over of the database has lost.
 
 Modules: `decision` is the pure logic; `session` the connection and `statements` its SQL; `stability` the probe; `term`
 what elector and worker share; `fencing` the fenced transaction; `watchdog` the last resort; `elector` the loop;
-`identity` a replica's name.
+`identity` a replica's name; `journal` what happened, for the log and the metrics.
 """

@@ -10,10 +10,11 @@ import psycopg
 import structlog
 
 from ..config import Timing
-from ..keys import ENV_PREFIX, SERVICE, LeaseKey
+from ..keys import LeaseKey
 from .decision import Candidacy, Doubt, Phase, Seen, Step
+from .journal import Journal, RoleFacts
 from .session import Refused, SchemaOutdated, Session, Wake
-from .term import Term, clock
+from .term import SESSION_ENDED, STEPPED_DOWN, STOPPING, WORKER_ENDED, Term, clock
 from .watchdog import Watchdog
 
 log = structlog.get_logger(__name__)
@@ -26,13 +27,12 @@ HERD_SPREAD = 0.01  # seconds over which stand-bys spread their tries after a re
 
 @dataclass
 class _Role:
-    """One role of this replica: its logic, its term, and what was last logged about it."""
+    """One role of this replica: its logic, and its term."""
 
     key: LeaseKey
     fenced: bool
     candidacy: Candidacy
     term: Term | None = None
-    holder: tuple[int, str] | None = None  # last reported
     loss_reported: bool = False
 
 
@@ -63,6 +63,7 @@ class Elector:
         schema_version: int,
     ) -> None:
         self.fatal: SchemaOutdated | None = None
+        self.journal = Journal(instance, roles)
         self._url = url
         self._instance = instance
         self._timing = timing
@@ -76,7 +77,6 @@ class Elector:
         self._wake = Wake()
         self._watchdog = Watchdog()
         self._stopping = threading.Event()
-        self._connected = "unknown"  # the last connection state that was logged
         self._timeline: int | None = None
         self._beat_at = 0.0  # when the next heartbeat is due
 
@@ -96,6 +96,23 @@ class Elector:
         """The roles whose worker still runs."""
         return [r.key.role for r in self._roles.values() if r.term is not None and not r.term.ended.is_set()]
 
+    def facts(self) -> list[RoleFacts]:
+        """How each role stands in this replica."""
+        return [self._facts(role, role.term, clock()) for role in self._roles.values()]
+
+    def _facts(self, role: _Role, term: Term | None, now: float) -> RoleFacts:
+        if term is not None and term.ended.is_set():
+            term = None
+        kill_at = role.candidacy.kill_at
+        return RoleFacts(
+            role=role.key.role,
+            phase=role.candidacy.phase.value,
+            leads=term is not None and term.held,
+            epoch=role.candidacy.epoch,
+            progress_age_seconds=None if term is None else max(0.0, now - term.progress_at),
+            overdue_seconds=0.0 if term is None or kill_at is None else max(0.0, now - kill_at),
+        )
+
     # -- the elector's thread
 
     def run(self) -> None:
@@ -111,19 +128,16 @@ class Elector:
                     delay = self._timing.interval  # no new session: only see the workers end
                 else:
                     session = Session.open(self._url, self._instance, self._timing, self._roles, self._schema_version)
-                    self._report("open", "info", "session.opened", stability=session.verdict.stability.value)
-                    self._warn_of(session)
+                    self.journal.opened(session.verdict)
                     self._serve(session)
             except SchemaOutdated as error:
                 self.fatal = error
                 self.stop()
             except Refused as error:
-                facts = {"verdict": error.verdict, "reason": str(error), "hint": _HINT}
-                report = partial(self._report, None, "error", "session.refused", **facts)
+                report = partial(self.journal.refused, error)
                 delay = REFUSED_RETRY
             except (psycopg.Error, Doubt, OSError) as error:
-                event = "session.unreachable" if session is None else "session.lost"
-                report = partial(self._report, event, "warning", event, reason=" ".join(str(error).split()))
+                report = partial(self.journal.broken, "unreachable" if session is None else "lost", error)
                 if session is not None and clock() - opened_at > 2 * self._timing.interval:
                     failures = 0  # it carried heartbeats: the next one is tried for at once
                 delay = 0.0 if failures == 0 else min(RECONNECT_LAST, RECONNECT_FIRST * 2**failures)
@@ -166,12 +180,13 @@ class Elector:
         beat = session.heartbeat(self._roles, tries)
         ended = clock()
         self._timeline = beat.timeline
+        self.journal.beat(started, ended)
         for role in self._roles.values():
             seen = beat.seen.get(role.key, Seen())
             role.candidacy.beat(started, ended, beat.timeline, seen)
             if role.term is not None and not role.term.renew(role.candidacy.trust_until):
                 role.candidacy.expire()
-            self._report_holder(role, seen)
+            self.journal.saw(role.key, seen.holder)
         self._arm()
 
     def _take_step(self, session: Session, role: _Role) -> bool:
@@ -182,8 +197,8 @@ class Elector:
                 return False
             case Step.READ:
                 candidacy.read(session.read(role.key))
-                if candidacy.start_at is not None and (wait := candidacy.start_at - clock()) > 0:
-                    log.info("lease.takeover_wait", role=role.key.role, wait_seconds=round(wait, 3))
+                if candidacy.start_at is not None:
+                    self.journal.waits(role.key, candidacy.start_at - clock())
             case Step.BEGIN:
                 epoch = session.begin(role.key, self._timeline, fenced=role.fenced)
                 self._heed(session.told())  # a step-down asked for before this term began was meant for another
@@ -192,7 +207,7 @@ class Elector:
                     role.term = Term(role.key, epoch, candidacy.trust_until)
                     role.loss_reported = False
                     self._arm()
-                    log.info("lease.acquired", role=role.key.role, epoch=epoch)
+                    self.journal.acquired(role.key, epoch)
                     if self._stopping.is_set():  # asked to stop in this instant: never begin to lead
                         role.term.ended.set()
                     else:
@@ -201,7 +216,8 @@ class Elector:
                 session.release(role.key, candidacy.epoch if role.term is not None else None)
                 candidacy.released()
                 if role.term is not None:
-                    log.info("lease.released", role=role.key.role, epoch=candidacy.epoch)
+                    reason = None if role.loss_reported else role.term.reason or WORKER_ENDED
+                    self.journal.released(role.key, role.term.epoch, reason)
                 role.term = None
         return True
 
@@ -215,17 +231,18 @@ class Elector:
             if verb == "step-down" and role.term is not None:
                 log.info("lease.step_down", role=name)
                 role.candidacy.ask()
-                role.term.stop("asked to step down")
+                role.term.stop(STEPPED_DOWN)
             elif verb == "released" and role.candidacy.tries(clock()):
                 self._beat_at = min(self._beat_at, clock() + random.uniform(0, HERD_SPREAD))
 
     def _reap(self) -> None:
         """Pass on what happened since the last look: a stop request, expired terms, workers that have ended."""
+        self.journal.turned_at = clock()
         for role in self._roles.values():
             if self._stopping.is_set():
                 role.candidacy.close()
                 if role.term is not None:
-                    role.term.stop("the service is stopping")
+                    role.term.stop(STOPPING)
             if role.term is None:
                 continue
             if not role.term.held:
@@ -242,17 +259,17 @@ class Elector:
 
     def _cut(self) -> None:
         """The session is closed: no lock is ours."""
+        self.journal.cut()
         for role in self._roles.values():
             role.candidacy.cut()
-            role.holder = None
             if role.term is not None:
-                role.term.lose("the lease's session has ended")
+                role.term.lose(SESSION_ENDED)
         self._reap()
 
     def _report_loss(self, role: _Role) -> None:
         if role.term is not None and not role.loss_reported:
             role.loss_reported = True
-            log.warning("lease.lost", role=role.key.role, epoch=role.term.epoch, reason=role.term.reason)
+            self.journal.lost(role.key, role.term.epoch, role.term.reason or SESSION_ENDED)
 
     def _pause(self, seconds: float) -> None:
         """Without a session: see workers end, until the next attempt or until there is nothing left to do."""
@@ -264,38 +281,3 @@ class Elector:
     def _arm(self) -> None:
         kills = [at for role in self._roles.values() if (at := role.candidacy.kill_at) is not None]
         self._watchdog.arm(kills, clock())
-
-    # -- what people see
-
-    def _report(self, state: str | None, level: str, event: str, **fields: object) -> None:
-        """One line per change of state; `None` is a state that is told each time."""
-        if state is None or state != self._connected:
-            getattr(log, level)(event, **fields)
-        self._connected = state or "refused"
-
-    def _warn_of(self, session: Session) -> None:
-        if session.verdict.stability.value != "direct":
-            log.warning("session.pooled", reason=session.verdict.reason, hint=_HINT)
-        if not session.verdict.temp_allowed:
-            log.warning("session.no_temp", reason="TEMP is revoked: the probe did without its temporary table")
-
-    def _report_holder(self, role: _Role, seen: Seen) -> None:
-        holder = seen.holder
-        if holder is None or holder.name is None or role.holder == (holder.pid, holder.name):
-            return
-        role.holder = (holder.pid, holder.name)
-        if holder.name.startswith(f"{SERVICE} "):
-            name = holder.name.removeprefix(f"{SERVICE} ")
-            log.info("lease.standby", role=role.key.role, holder=name, holder_pid=holder.pid)
-        else:
-            log.error(
-                "lease.collision",
-                role=role.key.role,
-                key=int(role.key),
-                holder=holder.name,
-                holder_pid=holder.pid,
-                hint="another program uses this lock in this database; give one of the two another lease key base",
-            )
-
-
-_HINT = f"set {ENV_PREFIX}LEASE_DATABASE_URL to the server itself, or to a pooler in session mode"

@@ -7,6 +7,13 @@ from collections.abc import Callable
 
 from ..keys import LeaseKey
 
+# Why a term ends, in the log and in the metrics.
+STEPPED_DOWN = "asked to step down"
+STOPPING = "the service is stopping"
+WORKER_ENDED = "the worker ended by itself"
+SESSION_ENDED = "the lease's session has ended"
+EXPIRED = "no heartbeat was answered in time"
+
 
 class LeaseLost(Exception):
     """The worker must end: its lease is no longer trusted, or it was asked to stop."""
@@ -76,7 +83,7 @@ class Term:
         """Whether the lease is ours and trusted."""
         if not self._lost and (clock() >= self._deadline or os.getpid() != self._pid):
             self._lost = True
-            self._reason = self._reason or "no heartbeat was answered in time"
+            self._reason = self._reason or EXPIRED
         return not self._lost
 
     @property
