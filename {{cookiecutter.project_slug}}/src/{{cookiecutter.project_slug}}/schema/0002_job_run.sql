@@ -1,4 +1,4 @@
--- The ledger: at most one row for a job and a period, which is its planned time (see ledger.py).
+-- The ledger: at most one row for a job and a period, which is its planned time (see ledger/).
 create table {{cookiecutter.project_slug}}.job_run (
     job text not null check (job <> ''),
     period timestamptz not null,
@@ -19,3 +19,25 @@ create index job_run_unfinished on {{cookiecutter.project_slug}}.job_run (job, p
 
 -- The retention sweep goes by age.
 create index job_run_period on {{cookiecutter.project_slug}}.job_run (period);
+
+-- What is declared and when it is due, kept up to date by whoever runs the jobs, for those who look from outside.
+create table {{cookiecutter.project_slug}}.job (
+    name text primary key check (name <> ''),
+    role text not null, -- the worker whose code declares it
+    schedule text not null,
+    next_period timestamptz not null -- the first planned time that has not begun: overdue once it has passed
+);
+
+-- Whether nobody works on a run any more: its role has had a later epoch since, or, where no lease was held, the session
+-- that runs it has ended.
+create function {{cookiecutter.project_slug}}.is_abandoned(run {{cookiecutter.project_slug}}.job_run) returns boolean
+language sql stable
+return (run).state = 'running' and case
+    when (run).epoch is not null
+    then (run).epoch < (select max(lease.epoch) from {{cookiecutter.project_slug}}.lease where lease.role = (run).role)
+    else not exists (
+        select from pg_stat_activity as session
+        where session.datname = current_database()
+            and session.application_name = '{{cookiecutter.project_slug}} ' || (run).instance
+    )
+end;

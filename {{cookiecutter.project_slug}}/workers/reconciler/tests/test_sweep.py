@@ -1,6 +1,6 @@
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 
 import psycopg
@@ -8,7 +8,7 @@ import pytest
 from psycopg import sql
 from structlog.testing import capture_logs
 
-from {{cookiecutter.project_slug}} import Lease, LeaseLost, Worker
+from {{cookiecutter.project_slug}} import Lease, LeaseLost, Worker, ledger
 from {{cookiecutter.project_slug}}_reconciler import sweep, worker
 from {{cookiecutter.project_slug}}_reconciler.rules import Rule, declared
 
@@ -23,14 +23,17 @@ insert into public.event (id, happened_at) select n, now() - n * interval '1 day
 LEFT = "select id from public.event order by id"
 FILL_LEDGER = """
 insert into {{cookiecutter.project_slug}}.job_run (job, period, state)
-select job, now() - days * interval '1 day' - interval '1 hour', 'succeeded'
-from (values ('daily', 0), ('daily', 90), ('daily', 91), ('daily', 92), ('yearly', 300), ('yearly', 700))
-    as run (job, days)
+select job, now() - days * interval '1 day' - interval '1 hour', state
+from (values
+    ('daily', 0, 'succeeded'), ('daily', 90, 'succeeded'), ('daily', 91, 'succeeded'), ('daily', 92, 'succeeded'),
+    ('yearly', 300, 'failed'), ('yearly', 700, 'succeeded'), ('yearly', 1000, 'succeeded')
+) as run (job, days, state)
 """
 RUNS_LEFT = """
 select job, round(extract(epoch from now() - period) / 86400)::integer from {{cookiecutter.project_slug}}.job_run
 order by 1, 2
 """
+PERIODS = "select job, period from {{cookiecutter.project_slug}}.job_run"
 ORDERED = "set enable_seqscan = off; set enable_bitmapscan = off; set enable_sort = off"  # were the table large
 ONE_WEEK = Rule("public.event", "happened_at", keep=timedelta(days=6, hours=12), batch=2)
 
@@ -117,7 +120,18 @@ def test_the_ledger_is_kept_for_as_long_as_a_period_can_be_claimed_and_the_last_
     conn.execute(FILL_LEDGER)
     for rule in declared():
         sweep.sweep(lease, rule)
-    assert conn.execute(RUNS_LEFT).fetchall() == [("daily", 0), ("daily", 90), ("yearly", 300)]
+    assert conn.execute(RUNS_LEFT).fetchall() == [("daily", 0), ("daily", 90), ("yearly", 300), ("yearly", 700)]
+
+
+def test_a_late_node_repeats_no_period_whose_row_was_swept_away(conn: psycopg.Connection, lease: Lease) -> None:
+    conn.execute(FILL_LEDGER)
+    before = conn.execute(PERIODS).fetchall()
+    for rule in declared():
+        sweep.sweep(lease, rule)
+    assert len(conn.execute(PERIODS).fetchall()) < len(before)
+    for job, period in before:
+        with suppress(ledger.Refused):
+            assert ledger.claim(conn, job, period) is None
 
 
 @pytest.mark.parametrize("rule", declared(), ids=lambda rule: rule.table)

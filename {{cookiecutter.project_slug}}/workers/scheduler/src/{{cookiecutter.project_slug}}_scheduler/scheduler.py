@@ -113,7 +113,7 @@ def tick(lease: Lease) -> float:
     names = list(JOBS)
     with lease.transaction() as conn:
         now = ledger.now(conn)
-        due = ledger.unfinished(conn, names, lease)
+        due = ledger.unfinished(conn, names)
         for name, last in ledger.last_periods(conn, names).items():
             latest = JOBS[name].schedule.latest(now)
             if last is None or latest < now - ledger.MEMORY:

@@ -6,10 +6,12 @@ from {{cookiecutter.project_slug}} import ledger
 
 from . import Rule
 
-# The last run of each job stays, however old: what is planned next goes on from there.
+# The last run of each job stays, however old, since what is planned next goes on from there; so does the last success.
 NOT_THE_LAST = """
 exists (
-    select from {{cookiecutter.project_slug}}.job_run as newer where newer.job = old.job and newer.period > old.period
+    select from {{cookiecutter.project_slug}}.job_run as newer
+    where newer.job = old.job and newer.period > old.period
+        and (old.state <> 'succeeded' or newer.state = 'succeeded')
 )
 """
 
