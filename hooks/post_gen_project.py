@@ -1,10 +1,11 @@
-"""Removes what belongs to workers that were not chosen, then says what to do next.
+"""Removes what belongs to workers that were not chosen, adds those that are not the template's, says what to do next.
 
 Directory names are never conditional: with `-f`, cookiecutter would take an empty one for the file system's root.
 Running this again changes nothing; cruft does so on update.
 """
 
 import os
+import runpy
 import shlex
 import shutil
 from pathlib import Path
@@ -31,6 +32,15 @@ for worker, paths in ONLY_WITH.items():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+
+# The project's own code of `new-worker`. What is there already stays: it is somebody's work by now.
+skeleton = runpy.run_path(f"src/{SLUG}/dev/new_worker/skeleton.py")
+for worker in CHOSEN:
+    if worker not in ONLY_WITH and not Path("workers", worker).exists():
+        for name, content in skeleton["files"](worker, SLUG, DISTRIBUTION).items():
+            path = Path(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
 
 # The hook runs inside the project; PWD is still the directory of the person's shell.
 project, shell = Path.cwd(), Path(os.environ.get("PWD", "/")).resolve()

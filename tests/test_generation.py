@@ -24,6 +24,7 @@ from local_extensions import BadAnswer, check, derive_key_base, derive_slug, quo
 
 WORKERS = ("poller", "scheduler", "reconciler")
 SUBSETS = [",".join(names) for size in (1, 2, 3) for names in itertools.combinations(WORKERS, size)]
+WITH_OWN = ["invoice_mailer", "poller,invoice_mailer", "scheduler,zebra,a"]
 CACHES = {"__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".import_linter_cache"}
 
 #: Files outside `workers/NAME/` that exist for one worker's sake.
@@ -80,7 +81,18 @@ def expected(workers: str) -> set[str]:
         for path in root.rglob("*")
         if path.is_file() and not CACHES.intersection(path.parts)
     }
-    return {name for name in rendered if needs(name) <= set(workers.split(","))}
+    own = {
+        f"workers/{worker}/{name}"
+        for worker in set(workers.split(",")) - set(WORKERS)
+        for name in (
+            "README.md",
+            "pyproject.toml",
+            f"src/acme_billing_{worker}/__init__.py",
+            f"src/acme_billing_{worker}/py.typed",
+            f"tests/test_{worker}.py",
+        )
+    }
+    return {name for name in rendered if needs(name) <= set(workers.split(","))} | own
 
 
 def needs(name: str) -> set[str]:
@@ -92,7 +104,7 @@ def needs(name: str) -> set[str]:
 # What is generated
 
 
-@pytest.mark.parametrize("workers", SUBSETS)
+@pytest.mark.parametrize("workers", SUBSETS + WITH_OWN)
 def test_each_subset_of_workers_gives_exactly_its_files(bake: Bake, workers: str) -> None:
     project = bake(workers=workers)
     assert files(project) == expected(workers)
@@ -101,7 +113,7 @@ def test_each_subset_of_workers_gives_exactly_its_files(bake: Bake, workers: str
         assert all(worker in workers.split(",") or worker not in name for worker in WORKERS)
 
 
-@pytest.mark.parametrize("workers", SUBSETS)
+@pytest.mark.parametrize("workers", SUBSETS + WITH_OWN)
 def test_a_worker_not_chosen_is_not_mentioned_in_any_file(bake: Bake, workers: str) -> None:
     project = bake(workers=workers)
     for worker in set(WORKERS) - set(workers.split(",")):
@@ -148,6 +160,25 @@ def test_keys_follow_the_base_and_are_frozen(bake: Bake) -> None:
     assert frozen == ["poller 1001", "reconciler 1003"]
     registry = (project / "src/acme_billing/keys.py").read_text()
     assert "    POLLER = 1001\n    RECONCILER = 1003\n" in registry
+
+
+def test_workers_of_your_own_get_the_keys_after_those_on_offer_in_the_order_of_the_answer(bake: Bake) -> None:
+    keys = {"poller": 1001, "reconciler": 1003, "zebra": 1004, "ant": 1005}
+    assert dict(local_extensions.lease_keys("zebra, reconciler,ant,poller", "1000")) == keys
+    project = bake(lease_key_base="1000", workers="zebra, reconciler,ant,poller")
+    frozen = [line for line in (project / "lease-keys.lock").read_text().splitlines() if not line.startswith("#")]
+    assert frozen == [f"{name} {key}" for name, key in keys.items()]
+
+
+def test_generating_over_it_again_leaves_the_code_of_a_worker_of_your_own_alone(
+    cookiecutter: Cookiecutter, bake: Bake
+) -> None:
+    project = bake(workers="poller,invoice_mailer")
+    code = project / "workers/invoice_mailer/src/acme_billing_invoice_mailer/__init__.py"
+    code.write_text("mine")
+    before = contents(project)
+    assert cookiecutter("--no-input", "-f", "workers=poller,invoice_mailer", cwd=project.parent).returncode == 0
+    assert contents(project) == before
 
 
 def test_default_key_bases_of_different_slugs_leave_each_other_room() -> None:
@@ -351,8 +382,19 @@ BAD = [
     ("workers", "poller,poller", 'have "poller" twice'),
     ("workers", "poler", "did you mean poller?"),
     ("workers", "Scheduler", "did you mean scheduler?"),
-    ("workers", "janitor", "give any of poller, scheduler, reconciler."),
-    ("workers", "poller;scheduler", "not on offer"),
+    ("workers", "reconcile", "did you mean reconciler?"),
+    ("workers", "poller;scheduler", "separated by commas, have"),
+    ("workers", "poller,Invoices", "it must be lower-case ASCII letters and digits, with single underscores"),
+    ("workers", "invoice-mailer", "such as invoice_mailer."),
+    ("workers", "_x", "such as x."),
+    ("workers", "{{ 1 }}", "lower-case ASCII"),
+    ("workers", "../x", "such as x."),
+    ("workers", "größe", "lower-case ASCII"),
+    ("workers", "poller," + "x" * 31, "has 31 characters, but there is room for 30"),
+    ("workers", "lambda", "it is a Python keyword."),
+    ("workers", "poller,status", "means something else on the command line"),
+    ("workers", "config", "a second test_config.py"),
+    ("workers", ",".join(f"w{number}" for number in range(253)), "are 253, but there are lease keys for 252 beside"),
     ("lease_key_base", "", "is not an integer"),
     ("lease_key_base", "0x10", "is not an integer"),
     ("lease_key_base", "1.5", "is not an integer"),
@@ -380,6 +422,36 @@ def test_a_bad_answer_is_told_in_one_sentence(name: str, answer: str, part: str)
     with pytest.raises(BadAnswer) as refused:
         check({"project_slug": derive_slug(answer) if name == "project_name" else "acme", name: answer})
     one_clear_sentence(str(refused.value), part)
+
+
+@pytest.mark.parametrize(("slug", "worker"), [("embedded", "postgres"), ("annotated", "types"), ("markdown", "it")])
+def test_a_worker_whose_package_would_hide_another_is_refused(slug: str, worker: str) -> None:
+    with pytest.raises(BadAnswer) as refused:
+        check({"project_slug": slug, "workers": f"poller,{worker}"})
+    one_clear_sentence(str(refused.value), f"package would be {slug}_{worker}, but that is a package that the service")
+
+
+@pytest.mark.parametrize("worker", ["email", "queue", "polling", "a", "z9", "x" * 30, "janitor"])
+def test_any_other_name_is_welcome(worker: str) -> None:
+    assert check({"project_slug": "acme", "workers": worker}) == ""
+
+
+@pytest.mark.parametrize("name", ["class", "run", "config", "Invoices", "x" * 31])
+def test_no_name_of_a_worker_passes_that_new_worker_would_refuse(name: str) -> None:
+    flaw = local_extensions.SKELETON["flaw"](name, local_extensions.PROJECT)
+    with pytest.raises(BadAnswer, match=re.escape(flaw)):
+        check({"project_slug": "acme", "workers": name})
+
+
+def test_no_worker_can_have_the_name_of_a_command() -> None:
+    commands = set()
+    for path in (local_extensions.PROJECT / "src/{{cookiecutter.project_slug}}/cli").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(ast.Attribute(ast.Name("commands"), "add" | "group"), [ast.Constant(str(command)), *_]):
+                    commands.add(command.replace("-", "_"))
+    assert {"run", "step_down", "new_worker"} <= commands
+    assert commands <= local_extensions.SKELETON["RESERVED"]
 
 
 @pytest.mark.parametrize(("name", "answer", "part"), [next(bad for bad in BAD if bad[0] == name) for name in PROMPTS])

@@ -2,10 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,8 +20,10 @@ from pydantic import SecretStr
 from {{cookiecutter.project_slug}} import Lease, LeaseLost, Worker
 from {{cookiecutter.project_slug}}.config import Settings
 from {{cookiecutter.project_slug}}.dev import throwaway_postgres
-from {{cookiecutter.project_slug}}.keys import ENV_PREFIX, LeaseKey
+from {{cookiecutter.project_slug}}.gates import toggle_name
+from {{cookiecutter.project_slug}}.keys import ENV_PREFIX, SERVICE, LeaseKey
 from {{cookiecutter.project_slug}}.lease.term import Term, clock
+from {{cookiecutter.project_slug}}.operate.status import State, read_status
 from {{cookiecutter.project_slug}}.schema import migrate
 from {{cookiecutter.project_slug}}.worker import WorkPool, run_worker
 
@@ -125,5 +131,39 @@ def leading() -> Callable[[Worker, Lease], AbstractContextManager[None]]:
                 lease._term.stop("the test is over")
             with suppress(LeaseLost):
                 run.result()
+
+    return context
+
+
+@pytest.fixture
+def leader(database_url: str, tmp_path: Path) -> Callable[[str], AbstractContextManager[Path]]:
+    """`with leader(role) as log:` is a replica with this worker turned on, from when it leads. Its log is JSON."""
+
+    @contextmanager
+    def context(role: str) -> Iterator[Path]:
+        log = tmp_path / f"{role}.log"
+        inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(ENV_PREFIX)}
+        settings = {"DATABASE_URL": database_url, toggle_name(role): "true", "LOG_FORMAT": "json"}
+        with (
+            psycopg.connect(database_url, autocommit=True) as conn,
+            log.open("wb") as file,
+            subprocess.Popen(
+                [sys.executable, "-m", SERVICE, "run"],
+                cwd=tmp_path,
+                env=inherited | {f"{ENV_PREFIX}{name}": value for name, value in settings.items()},
+                stderr=file,
+            ) as replica,
+        ):
+            deadline = time.monotonic() + 30
+            try:
+                while State.LEADING not in {status.state for status in read_status(conn) if status.role == role}:
+                    assert replica.poll() is None, log.read_text()
+                    assert time.monotonic() < deadline, log.read_text()
+                    time.sleep(0.02)
+                yield log
+                replica.terminate()
+                assert replica.wait(40) == 0, log.read_text()
+            finally:
+                replica.kill()
 
     return context

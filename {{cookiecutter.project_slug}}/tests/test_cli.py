@@ -20,7 +20,7 @@ from {{cookiecutter.project_slug}}.schema import LATEST
 
 pytestmark = pytest.mark.slow  # each test starts processes
 
-COMMANDS = ["run", "workers", "keys", "migrate", "status", "doctor", "step-down", "dev"]
+COMMANDS = ["run", "workers", "keys", "migrate", "status", "doctor", "step-down", "dev", "new-worker"]
 ROLE = next(iter(LeaseKey)).role
 NOWHERE = "postgresql://u:hunter2@127.0.0.1:1/d"
 

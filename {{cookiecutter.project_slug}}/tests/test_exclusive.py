@@ -1,3 +1,6 @@
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 
@@ -7,10 +10,17 @@ from psycopg_pool import ConnectionPool
 from structlog.testing import capture_logs
 
 from {{cookiecutter.project_slug}}.exclusive import Misuse, exclusive, exclusive_transaction
-from {{cookiecutter.project_slug}}.keys import LeaseKey
+from {{cookiecutter.project_slug}}.keys import KEYS, SERVICE, LeaseKey
 
 KEY = 0x1234_5678_9ABC
 LOCKS = "select count(*) from pg_locks where locktype = 'advisory'"
+HOLDER = f"""
+import sys, time, psycopg
+from {SERVICE} import exclusive
+with psycopg.connect(sys.argv[1], autocommit=True) as conn, getattr(exclusive, sys.argv[2])(conn, {KEY}) as won:
+    print(won, flush=True)
+    time.sleep(600)
+"""
 
 
 Lock = Callable[[psycopg.Connection, int], AbstractContextManager[bool]]
@@ -50,6 +60,22 @@ def test_one_wins_and_the_other_is_told_no_and_who_has_it(
 
 
 @pytest.mark.parametrize("lock", [exclusive, exclusive_transaction])
+def test_a_holder_that_is_killed_holds_it_no_longer(conn: psycopg.Connection, database_url: str, lock: Lock) -> None:
+    command = [sys.executable, "-c", HOLDER, database_url, lock.__name__]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"True\n"
+        with lock(conn, KEY) as won:
+            assert not won
+        holder.kill()
+    deadline = time.monotonic() + 20
+    while not won:
+        assert time.monotonic() < deadline
+        with lock(conn, KEY) as won:
+            pass
+
+
+@pytest.mark.parametrize("lock", [exclusive, exclusive_transaction])
 def test_the_lock_ends_with_its_block_whatever_ends_that(
     conn: psycopg.Connection, other: psycopg.Connection, lock: Lock
 ) -> None:
@@ -77,6 +103,15 @@ def test_a_session_that_ends_ends_the_block_with_its_own_error(
 
     with pytest.raises(psycopg.OperationalError, match="terminating"):
         work()
+
+
+def test_a_failed_transaction_left_open_in_the_block_keeps_neither_the_lock_nor_the_error(
+    conn: psycopg.Connection, other: psycopg.Connection
+) -> None:
+    with pytest.raises(psycopg.errors.DivisionByZero), exclusive(conn, KEY):
+        conn.execute("begin")
+        conn.execute("select 1 / 0")
+    assert locks(other) == 0
 
 
 def test_a_lock_released_behind_our_back_is_reported(conn: psycopg.Connection) -> None:
@@ -115,3 +150,15 @@ def test_the_key_of_a_lease_and_a_number_too_large_are_refused(conn: psycopg.Con
             pass
     with pytest.raises(Misuse, match="64 bits"), lock(conn, 2**63):
         pass
+
+
+@pytest.mark.parametrize("lock", [exclusive, exclusive_transaction])
+def test_a_key_that_a_new_worker_may_get_and_what_is_no_number_are_refused(
+    conn: psycopg.Connection, lock: Lock
+) -> None:
+    with pytest.raises(Misuse, match="a future worker"), lock(conn, KEYS[-1]):
+        pass
+    for nonsense in ("rebuild", True, 7.0, None):
+        with pytest.raises(Misuse, match="a constant integer"), lock(conn, nonsense):  # type: ignore[arg-type]
+            pass
+    assert locks(conn) == 0

@@ -19,7 +19,7 @@ import structlog
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from .keys import LeaseKey
+from .keys import KEYS, LeaseKey
 
 # A session that has the lock would get it again, and one unlock would then leave it held.
 TRY_SESSION = """
@@ -78,8 +78,11 @@ def exclusive(conn: psycopg.Connection[Any], key: int) -> Iterator[bool]:
     try:
         yield won
     finally:
-        if won and not conn.closed and not _fetch(conn, UNLOCK, key)[0]:
-            log.error("exclusive.lost", key=key, hint="something on this session has released the lock")
+        if won and not conn.closed:
+            if conn.info.transaction_status == TransactionStatus.INERROR:  # it would not take the unlock
+                conn.rollback()
+            if not _fetch(conn, UNLOCK, key)[0]:
+                log.error("exclusive.lost", key=key, hint="something on this session has released the lock")
 
 
 @contextmanager
@@ -107,20 +110,27 @@ def exclusive_transaction(conn: psycopg.Connection[Any], key: int) -> Iterator[b
 
 
 def _check_key(key: int) -> None:
+    if type(key) not in (int, LeaseKey):
+        raise Misuse(f"{key!r} is no key: give a constant integer (not hash(), which differs from process to process)")
     if key in set(LeaseKey):
-        raise Misuse(f"{key} is the lease of {LeaseKey(key).role}; choose a number that is no LeaseKey")
+        raise Misuse(f"{key} is the lease of {LeaseKey(key).role}; choose a number outside KEYS in keys.py")
+    if key in KEYS:
+        raise Misuse(f"{key} is kept for the lease of a future worker; choose a number outside KEYS in keys.py")
     if not -(2**63) <= key < 2**63:
         raise Misuse(f"{key} is no key: PostgreSQL's have 64 bits")
 
 
 def _check_session(conn: psycopg.Connection[Any]) -> None:
-    instead = "open one with psycopg.connect(..., autocommit=True), or use exclusive_transaction()"
+    own = "open one of your own with psycopg.connect(..., autocommit=True), or use exclusive_transaction()"
     if getattr(conn, "_pool", None) is not None:  # which psycopg sets on the connections of a pool
-        raise Misuse(f"a connection from a pool would be given back and take the lock along; {instead}")
+        raise Misuse(f"a connection from a pool would be given back and take the lock along; {own}")
     if not conn.autocommit or conn.info.transaction_status != TransactionStatus.IDLE:
-        raise Misuse(f"a connection in a transaction would hold back VACUUM for as long as the lock is held; {instead}")
+        raise Misuse(f"a connection in a transaction would hold back VACUUM for as long as the lock is held; {own}")
     if _fetch(conn, BACKEND, 0)[0] != conn.info.backend_pid:
-        raise Misuse(f"a pooler is in between, which may give this session's backend to others; {instead}")
+        raise Misuse(
+            "a pooler is in between, which may give this session's server process, and the lock with it, to others;"
+            " connect to PostgreSQL itself, or use exclusive_transaction()"
+        )
 
 
 def _log_skip(conn: psycopg.Connection[Any], key: int) -> None:

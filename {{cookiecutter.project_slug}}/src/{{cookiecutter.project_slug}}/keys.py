@@ -15,12 +15,15 @@ ENTRY_POINT_GROUP = f"{SERVICE}.workers"
 #: Channel on which a leader announces a free lease, and `step-down` asks for one.
 CHANNEL = f"{SERVICE}.lease"
 
+#: The numbers that no other service on this database uses. The first four are set aside by the template.
+KEYS = range({{ cookiecutter.lease_key_base }}, {{ cookiecutter.lease_key_base | int + 256 }})
+
 
 @enum.unique
 class LeaseKey(enum.IntEnum):
     """One advisory-lock key a role: positive and under 2**32, so `pg_locks.objid` shows it as it is."""
-{% for name in cookiecutter.workers | worker_names %}
-    {{ name | upper }} = {{ cookiecutter.lease_key_base | int + {"poller": 1, "scheduler": 2, "reconciler": 3}[name] }}
+{% for name, key in cookiecutter.workers | lease_keys(cookiecutter.lease_key_base) %}
+    {{ name | upper }} = {{ key }}
 {%- endfor %}
 
     @property

@@ -44,9 +44,12 @@ def show(count: int) -> int:
     """
     with StopSignals() as stop, ExitStack() as stack:
         settings = load_settings()
-        roles = [gate.role for gate in gates.evaluate() if gate.installed and gate.key]
+        known = [gate for gate in gates.evaluate() if gate.key]
+        roles = [gate.role for gate in known if gate.installed]
         if not roles:
             raise ConfigError("no worker is installed, so there is nothing to lead; run: uv sync --all-extras")
+        if missing := [gate.role for gate in known if not gate.installed]:
+            say(f"Not installed, so not shown: {listed(missing)}. To see all: uv sync --all-extras")
         os.environ.update({f"{ENV_PREFIX}{gates.toggle_name(role)}": "true" for role in roles})
         if refused := [gate.reason for gate in gates.evaluate() if gate.state is gates.State.REFUSED]:
             raise ConfigError("\n".join(refused))
