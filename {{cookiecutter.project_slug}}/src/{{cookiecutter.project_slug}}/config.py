@@ -21,6 +21,8 @@ TOGGLE_SUFFIX = "_ENABLED"
 # What Kubernetes puts into each pod for a Service named like ours; none of it is meant as a setting.
 _SERVICE_LINK = re.compile(r"(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)")
 
+_ADDRESS = re.compile(r"(?P<host>\[[^\[\]\s]+\]|[^:\[\]\s]+):(?P<port>[0-9]{1,5})")
+
 
 class ConfigError(Exception):
     """The configuration can't be used: the message names the setting and what to change (exit code 78)."""
@@ -101,6 +103,10 @@ class Settings(BaseSettings):
     drain_timeout_seconds: float = Field(
         default=25.0, ge=0, allow_inf_nan=False, description="a worker's time to stop after SIGTERM"
     )
+    # one name that is not ..._PORT: Kubernetes sets such a variable for each Service, with a URL in it
+    ops_listen: str = Field(
+        default="127.0.0.1:9464", description="where probes, metrics and the page are served; off: nowhere"
+    )
     pool_max_size: int = Field(default=4, ge=1, le=1000, description="work connections of one replica")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = Field(
@@ -118,6 +124,22 @@ class Settings(BaseSettings):
             # libpq's own words may quote a piece of the password
             raise ValueError("is no PostgreSQL URL; expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from None
         return value
+
+    @field_validator("ops_listen")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        parts = _ADDRESS.fullmatch(value)
+        if value.lower() != "off" and (parts is None or int(parts["port"]) > 65535):
+            raise ValueError(
+                "is no HOST:PORT: write 0.0.0.0:9464 for all addresses, 127.0.0.1:0 for a free port, or off"
+            )
+        return value
+
+    @property
+    def ops_address(self) -> tuple[str, int] | None:
+        """Host and port of the endpoints, None where they are turned off."""
+        parts = _ADDRESS.fullmatch(self.ops_listen)
+        return None if parts is None else (parts["host"].strip("[]"), int(parts["port"]))
 
     @property
     def timing(self) -> Timing:

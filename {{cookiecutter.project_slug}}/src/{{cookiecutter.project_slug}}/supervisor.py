@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import FrameType
 
 import structlog
@@ -14,6 +15,7 @@ from .config import Settings
 from .keys import DISTRIBUTION, LeaseKey
 from .lease.elector import Elector
 from .lease.identity import new_instance
+from .lease.journal import Journal, RoleFacts
 from .lease.session import Wake
 from .lease.term import LeaseLost, Term
 from .worker import Lease, Worker, WorkPool, run_worker
@@ -56,10 +58,21 @@ class StopSignals:
         self.received = signal.Signals(number)
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What a replica knows of itself at one moment."""
+
+    instance: str
+    roles: list[RoleFacts]  # those that it competes for
+    journal: Journal
+    loop_alive: bool  # the elector's
+    stopping: bool
+
+
 class Supervisor:
     """Runs workers as their leases come and go.
 
-    Start it once; `stop` may come before, during and after, from any thread, any number of times.
+    With no worker it stays up, so that a deployment with every toggle off is a healthy one. Start it once; `stop` may come before, during and after, from any thread, any number of times.
     """
 
     def __init__(self, settings: Settings, workers: Mapping[str, Worker]) -> None:
@@ -79,6 +92,17 @@ class Supervisor:
             settings.drain_timeout_seconds,
             schema.LATEST,
         )
+        self._elected = threading.Event()  # the elector's loop has ended
+
+    def facts(self) -> Facts:
+        """From any thread, at any time; takes no lock."""
+        return Facts(
+            instance=self.instance,
+            roles=self._elector.facts(),
+            journal=self._elector.journal,
+            loop_alive=not self._elected.is_set(),
+            stopping=self._elector.stopping,
+        )
 
     def stop(self) -> None:
         """Ask for a clean end: workers first, then the leases."""
@@ -86,9 +110,13 @@ class Supervisor:
 
     def run(self, stop: StopSignals) -> int:
         """Run until stopped; returns the exit code."""
+        if self._workers:
+            log.info("service.started", instance=self.instance, roles=sorted(self._workers))
+        else:
+            log.info("service.idle", hint="no worker is on; see the `workers` command")
         thread = threading.Thread(target=self._elect, args=(stop.wake,), name="elector", daemon=True)
         thread.start()
-        while thread.is_alive() and stop.received is None:
+        while not self._elected.is_set() and stop.received is None:
             stop.wake.wait(3600)
         if stop.received is not None:
             log.info("service.stopping", signal=stop.received.name, working=self._elector.working)
@@ -108,6 +136,7 @@ class Supervisor:
         try:
             self._elector.run()
         finally:
+            self._elected.set()  # first: whoever wakes looks at it, and the thread itself lives a moment longer
             done.set()
 
     def _start(self, term: Term) -> None:
@@ -132,18 +161,3 @@ class Supervisor:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(EXIT_WORKER_WOULD_NOT_STOP)
-
-
-def run(settings: Settings, workers: Mapping[str, Worker], stop: StopSignals) -> int:
-    """Run this replica until it is asked to stop; returns the exit code.
-
-    With no worker it stays up, so that a deployment with every toggle off is a healthy one.
-    """
-    if not workers:
-        log.info("service.idle", hint="no worker is on; see the `workers` command")
-        while stop.received is None:
-            stop.wake.wait(3600)
-        return EXIT_STOPPED
-    supervisor = Supervisor(settings, workers)
-    log.info("service.started", instance=supervisor.instance, roles=sorted(workers))
-    return supervisor.run(stop)

@@ -12,7 +12,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from .config import Settings
 from .keys import SERVICE
 from .lease.fencing import FencedTransaction
-from .lease.term import LeaseLost, Term
+from .lease.term import LeaseLost, Term, clock
 
 __all__ = ["Lease", "LeaseLost", "WorkPool", "Worker"]
 
@@ -180,6 +180,7 @@ class _Guarded(Awaitable[None]):
                 yield awaited
             except BaseException as error:
                 thrown = error
+            self._term.progress_at = clock()
             if not told and not self._term.held:  # once: its clean-up may await
                 told = True
                 thrown = thrown or asyncio.CancelledError(self._term.reason)

@@ -27,15 +27,19 @@ def register(commands: Commands) -> None:
 
 
 def _run(_: argparse.Namespace) -> int:
-    from .. import supervisor
+    from ..supervisor import StopSignals, Supervisor
 
-    with supervisor.StopSignals() as stop:
-        settings, workers = _checked()
-        return supervisor.run(settings, workers, stop)
+    with StopSignals() as stop:
+        from ..operate.beside import serving
+
+        settings, found, workers = _checked()
+        supervisor = Supervisor(settings, workers)
+        with serving(settings, found, supervisor):
+            return supervisor.run(stop)
 
 
-def _checked() -> tuple[Settings, dict[str, Any]]:
-    """Settings and open workers; whatever is wrong with both is told at once."""
+def _checked() -> tuple[Settings, list[Any], dict[str, Any]]:
+    """Settings, gates and open workers; whatever is wrong with all that is told at once."""
     import structlog
 
     from .. import gates, log
@@ -59,7 +63,7 @@ def _checked() -> tuple[Settings, dict[str, Any]]:
     for gate in found:
         if gate.state is gates.State.OFF or (gate.state is gates.State.ABSENT and not workers):
             structlog.get_logger(__name__).info(f"gate.{gate.state}", role=gate.role, hint=gate.reason)
-    return settings, workers
+    return settings, found, workers
 
 
 def _workers(_: argparse.Namespace) -> int:

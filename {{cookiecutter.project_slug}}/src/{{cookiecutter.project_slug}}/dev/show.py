@@ -79,6 +79,7 @@ class Replica:
             env={
                 **os.environ,
                 f"{ENV_PREFIX}LOG_FORMAT": "console",
+                f"{ENV_PREFIX}OPS_LISTEN": "127.0.0.1:0",  # a free one each; the log tells the address of the page
                 "PYTHONUNBUFFERED": "1",
                 "FORCE_COLOR" if colourful() else "NO_COLOR": "1",
             },

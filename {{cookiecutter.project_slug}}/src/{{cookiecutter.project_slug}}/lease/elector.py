@@ -92,6 +92,10 @@ class Elector:
         self._wake.set()
 
     @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    @property
     def working(self) -> list[str]:
         """The roles whose worker still runs."""
         return [r.key.role for r in self._roles.values() if r.term is not None and not r.term.ended.is_set()]
@@ -118,6 +122,8 @@ class Elector:
     def run(self) -> None:
         """Compete until stopped, or until the schema turns out to be too old (then `fatal` says so)."""
         failures = 0
+        if not self._roles:
+            self._stopping.wait()  # nothing to compete for
         while not self._finished():
             delay = 0.0
             session = None
