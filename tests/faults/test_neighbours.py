@@ -139,6 +139,7 @@ def test_the_same_key_in_another_database_of_the_server_is_no_conflict(
         (lone,) = other_fleet.replicas
         lone.signal(signal.SIGKILL)  # what happens there does not matter here
         lone.process.wait()
+        assert [len(terms) for terms in fleet.report().terms.values()] == [1, 1, 1]
         assert fleet.stop() == [0, 0]
         assert "lease.collision" not in fleet.logs() + other_fleet.logs()
-        assert [len(terms) for terms in fleet.assert_safe().terms.values()] == [1, 1, 1]
+        fleet.assert_safe()

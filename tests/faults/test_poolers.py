@@ -2,34 +2,17 @@
 
 import contextlib
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from laboratory.servers import PgBouncer, Postgres, embedded_binaries
+from laboratory.servers import PgBouncer, Postgres
 from laboratory.service import QUICK, Fleet, Service
+from laboratory.traffic import traffic
 
 pytestmark = pytest.mark.needs("pgbouncer")
 
 Start = Callable[..., PgBouncer]
-
-
-@contextlib.contextmanager
-def traffic(postgres: Postgres, bouncer: PgBouncer, clients: int) -> Iterator[None]:
-    """pgbench through the pooler, as fast as it can."""
-    pgbench = embedded_binaries() / "pgbench"
-    subprocess.run([pgbench, "-i", "-q", postgres.url()], check=True, capture_output=True)
-    with (bouncer.directory / "pgbench.log").open("wb") as log:
-        load = subprocess.Popen(
-            [pgbench, "-n", "-S", "-c", str(clients), "-T", "300", bouncer.url()], stdout=log, stderr=log
-        )
-        try:
-            yield
-            assert load.poll() is None, "the load ended early: " + (bouncer.directory / "pgbench.log").read_text()
-        finally:
-            load.terminate()
-            load.wait()
 
 
 @pytest.mark.parametrize("load", [0, 8], ids=["idle", "busy"])

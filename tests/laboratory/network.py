@@ -78,6 +78,7 @@ class Network:
         self._name = f"lab-{os.getpid()}-{next(_serial)}"
         self._router = f"{self._name}-router"
         self._hosts: list[Host] = []
+        self._adding = threading.Lock()
 
     def __enter__(self) -> "Network":
         _ip("netns", "add", self._router)
@@ -94,6 +95,10 @@ class Network:
 
     def host(self, *, delay: float = 0.0, loss: float = 0.0) -> Host:
         """Add a host; each packet from or to it is late by `delay` seconds and lost with a probability of `loss`."""
+        with self._adding:
+            return self._add(delay, loss)
+
+    def _add(self, delay: float, loss: float) -> Host:
         number = len(self._hosts) + 1
         host = Host(f"host{number}", f"{self._name}-{number}", f"10.77.{number}.2", self._router)
         gateway = f"10.77.{number}.1"

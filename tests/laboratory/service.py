@@ -258,8 +258,9 @@ class Fleet:
         for replica in self.alive():
             if replica.paused:
                 replica.signal(signal.SIGCONT)
+            replica.wait_for_first_words()
+        for replica in self.alive():  # at once, or those who are asked last may lead for an instant
             if not replica.asked:
-                replica.wait_for_first_words()
                 replica.signal(signal.SIGTERM)
         return [replica.process.wait(40) for replica in self.replicas]
 
