@@ -1,0 +1,203 @@
+"""Writes what was measured: JSON for machines, Markdown tables and one picture for people."""
+
+import json
+import platform
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from .failover import FAULTS, WATCHED, Trial
+from .generation import FirstMinute, Generated
+from .poolers import Pooled
+from .process import IDLE, Process
+from .standing_by import StandingBy
+
+Results = Mapping[str, Any]  # the name of a part to what it found
+
+STYLE = """
+  text { font: 12px system-ui, sans-serif; fill: #1f2328 }
+  .back { fill: #ffffff } .quiet { fill: #59636e } .end { text-anchor: end }
+  .nobody { fill: #8c959f } .two { fill: #cf222e } .grid { stroke: #d1d9e0 }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #f0f6fc } .back { fill: #0d1117 } .quiet { fill: #9198a1 }
+    .nobody { fill: #656c76 } .two { fill: #ff7b72 } .grid { stroke: #30363d }
+  }
+"""
+
+
+def machine() -> str:
+    """What it was measured on."""
+    cores = sum(line.startswith("processor") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    return f"{cores} cores, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median with minimum and maximum."""
+    if not values:
+        return "failed"
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def names(trials: Sequence[Trial]) -> list[str]:
+    return list(dict.fromkeys(trial.contestant for trial in trials))
+
+
+def cell(trials: Sequence[Trial], name: str, fault: str) -> str:
+    mine = [trial for trial in trials if (trial.contestant, trial.fault) == (name, fault)]
+    text = spread([trial.nobody for trial in mine])
+    if several := [trial.several for trial in mine if trial.several > 0]:
+        text += f"; **two for {statistics.median(several):.1f} s in {len(several)} of {len(mine)}**"
+    return text
+
+
+def failover(trials: Sequence[Trial]) -> list[str]:
+    faults = [fault for fault in FAULTS if any(trial.fault == fault for trial in trials)]
+    rows = [[name, *(cell(trials, name, fault) for fault in faults)] for name in names(trials)]
+    each = max(sum((t.contestant, t.fault) == (trials[0].contestant, fault) for t in trials) for fault in faults)
+    return [
+        "## Fail-over",
+        "",
+        f"Three replicas; seconds in which nobody worked, median (minimum to maximum) of {each} trials. After all faults but",
+        f"the first two we watched for {WATCHED:g} s, so {WATCHED:g} means: nobody took over. **Two** is for how long two",
+        "replicas worked at once, in those trials in which they did.",
+        "",
+        *table(["", *faults], rows),
+    ]
+
+
+def poolers(found: Sequence[Pooled]) -> list[str]:
+    rows = []
+    for name in dict.fromkeys(each.contestant for each in found):
+        mine = {each.busy: each for each in found if each.contestant == name}
+        said = "; ".join(dict.fromkeys(each.told for each in mine.values()))
+        rows.append([name, *(f"{mine[busy].several:.1f} of {mine[busy].worked:.1f}" for busy in (False, True)), said])
+    head = ["", "idle pool: two led, of seconds worked", "with light traffic", "told"]
+    return ["## Through PgBouncer in transaction mode", "", *table(head, rows)]
+
+
+def standing_by(found: Sequence[StandingBy]) -> list[str]:
+    rows = [
+        [
+            str(each.standbys),
+            f"{each.statements_per_second:.1f}",
+            str(each.connections),
+            f"{each.cpu_percent:.1f} %",
+            f"{each.backend_mib:.1f}",
+        ]
+        for each in found
+    ]
+    head = ["stand-bys", "statements a second", "connections", "server CPU, of one core", "MiB a backend"]
+    return ["## Standing by", "", "A leader and stand-bys with two roles each.", "", *table(head, rows)]
+
+
+def process(found: Process) -> list[str]:
+    def goal(value: float, limit: float) -> str:
+        return "met" if value < limit else "**missed**"
+
+    start = statistics.median(found.start_to_leading)
+    rows = [
+        ["start to leading", f"{spread(found.start_to_leading)} s", "0.6 s", goal(start, 0.6)],
+        ["import", f"{spread(found.import_seconds)} s", "", ""],
+        ["memory of a stand-by, resident", f"{found.resident_mib:.1f} MiB", "50 MiB", goal(found.resident_mib, 50)],
+        ["its share of that (PSS)", f"{found.proportional_mib:.1f} MiB", "", ""],
+        [f"CPU of a stand-by over {IDLE:g} s", f"{found.cpu_percent:.2f} %", "0.3 %", goal(found.cpu_percent, 0.3)],
+    ]
+    return ["## The process", "", *table(["", "measured", "goal", ""], rows)]
+
+
+def generated(found: Sequence[Generated]) -> list[str]:
+    rows = [[each.name, spread(each.seconds), str(each.files)] for each in found]
+    return ["## Generation", "", *table(["", "seconds", "files"], rows)]
+
+
+def first_minute(found: FirstMinute) -> list[str]:
+    said = "met" if statistics.median(found.seconds) < 20 else "**missed**"
+    return [
+        "From nothing (no virtual environment, warm package cache) to three replicas with a leader for each role, by the",
+        f"command in README: {spread(found.seconds, 1)} s; goal 20 s: {said}.",
+    ]
+
+
+def picture(trials: Sequence[Trial]) -> str:
+    """A row for each contestant, a column for each fault: grey is nobody, red is two."""
+    faults = [fault for fault in FAULTS if any(trial.fault == fault for trial in trials)]
+    left, column, row, head = 230, 128, 34, 52
+    scale = (column - 16) / WATCHED
+    parts = []
+    for index, fault in enumerate(faults):
+        at = left + column * index
+        parts.append(f'<text x="{at}" y="38">{escape(fault)}</text>')
+        parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{head}" y2="{head + row * len(names(trials))}"/>')
+    for line, name in enumerate(names(trials)):
+        y = head + row * line
+        parts.append(f'<text class="end" x="{left - 12}" y="{y + 20}">{escape(name)}</text>')
+        for index, fault in enumerate(faults):
+            mine = [trial for trial in trials if (trial.contestant, trial.fault) == (name, fault)]
+            for offset, kind in enumerate(("nobody", "several")):
+                seconds = statistics.median(getattr(trial, kind) for trial in mine) if mine else 0
+                width = max(1.5, min(seconds, WATCHED) * scale) if seconds > 0.005 else 0
+                style = "nobody" if kind == "nobody" else "two"
+                parts.append(
+                    f'<rect class="{style}" x="{left + column * index}" y="{y + 6 + 11 * offset}" '
+                    f'width="{width:.1f}" height="10"><title>{seconds:.2f} s</title></rect>'
+                )
+    width, height = left + column * len(faults), head + row * len(names(trials)) + 36
+    legend = (
+        f"grey: seconds in which nobody worked · red: two worked at once · a full column is {WATCHED:g} s · medians"
+    )
+    parts.append(f'<text class="quiet" x="12" y="{height - 12}">{escape(legend)}</text>')
+    drawing = "\n".join(parts)
+    title = "After a fault: nobody works, or two do"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">\n<title>{title}</title>\n'
+        f'<style>{STYLE}</style>\n<rect class="back" width="100%" height="100%"/>\n'
+        f'<text x="12" y="18">{title}</text>\n{drawing}\n</svg>\n'
+    )
+
+
+SECTIONS: dict[str, Callable[[Any], list[str]]] = {
+    "poolers": poolers,
+    "standing_by": standing_by,
+    "process": process,
+    "generation": generated,
+    "first_minute": first_minute,
+}
+
+
+def write(results: Results, directory: Path, versions: Sequence[str]) -> None:
+    """Write bench.json, bench.md and bench-failover.svg."""
+    as_data = {
+        part: [asdict(each) if not isinstance(each, str) else each for each in found]
+        if isinstance(found, list)
+        else asdict(found)
+        for part, found in results.items()
+    }
+    document = {"machine": machine(), "versions": list(versions), **as_data}
+    (directory / "bench.json").write_text(json.dumps(document, indent=1) + "\n")
+    parts: list[list[str]] = []
+    if found := results.get("failover"):
+        trials = [trial for trial in found if isinstance(trial, Trial)]
+        failed = [f"- failed: {trial}" for trial in found if isinstance(trial, str)]
+        parts.append([*failover(trials), *(["", *failed] if failed else [])])
+        (directory / "bench-failover.svg").write_text(picture(trials))
+    for part, section in SECTIONS.items():
+        if part in results:
+            parts.append(section(results[part]))
+    head = [
+        "# Measured side by side",
+        "",
+        f"By `uv run python -m bench` on {machine()}; {', '.join(versions)}. All on loopback and in network namespaces of",
+        "its own; same faults, same recorder and same checker for all. Data: [bench.json](bench.json).",
+        "",
+        "![Seconds without a worker, and with two](bench-failover.svg)",
+        "",
+    ]
+    text = "\n".join(head) + "\n\n".join("\n".join(part) for part in parts) + "\n"
+    (directory / "bench.md").write_text(text)
