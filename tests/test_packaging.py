@@ -265,8 +265,8 @@ GUARDS = [
     ("src/acme_billing/helpers.py", "", "x = 1\n", "helpers"),
     (
         "workers/poller/src/acme_billing_poller/poller.py",
-        "import psycopg\n",
-        "import psycopg\nfrom acme_billing.lease import elector\n",
+        "import asyncio\n",
+        "import asyncio\nfrom acme_billing.lease import elector\n",
         "may only use",
     ),
 ]

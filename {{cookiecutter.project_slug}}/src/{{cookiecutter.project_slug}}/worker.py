@@ -6,7 +6,9 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from psycopg import AsyncConnection, Connection
+import psycopg
+import structlog
+from psycopg import AsyncConnection, Connection, sql
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from .config import Settings
@@ -14,8 +16,21 @@ from .keys import SERVICE
 from .lease.fencing import FencedTransaction
 from .lease.term import LeaseLost, Term, clock
 
+log = structlog.get_logger(__name__)
+
 __all__ = ["Lease", "LeaseLost", "WorkPool", "Worker"]
 
+LISTEN_RETRY_SECONDS = 5.0
+LISTENING: dict[str, Any] = {
+    "autocommit": True,
+    "prepare_threshold": None,
+    "application_name": f"{SERVICE}.listen",
+    "connect_timeout": 5,
+    # nothing is ever outstanding here, so keepalives find a dead server
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
 POOL_TIMEOUT = 5.0  # seconds to wait for a work connection, at most: the end of the lease ends the wait
 
 
@@ -33,6 +48,7 @@ class WorkPool:
             "kwargs": {"autocommit": True, "prepare_threshold": None, "application_name": f"{SERVICE}.work"},
         }
         self._url = settings.work_url
+        self.lease_url = settings.lease_url
         self._pool: ConnectionPool[Connection[Any]] = ConnectionPool(
             self._url, check=ConnectionPool.check_connection, **self._options
         )
@@ -105,6 +121,31 @@ class Lease:
             psycopg.Error: as the database says.
         """
         return FencedTransaction(self._term, self._connection, self._async_connection, self._ttl)
+
+    async def listen(self, channel: str, wake: Callable[[], object]) -> None:
+        """Call `wake` at each NOTIFY on a channel, until cancelled; what was missed in between counts as one.
+
+        It has a connection of its own to the lease's database URL, since a transaction pooler forwards none. Where that
+        can't be had, nothing comes, and it is tried again: so look by yourself at times.
+        """
+        told = False
+        while True:
+            try:
+                async with await AsyncConnection.connect(self._pool.lease_url, **LISTENING) as conn:
+                    await conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+                    wake()
+                    told = False
+                    async for _ in conn.notifies():
+                        wake()
+            except psycopg.Error as error:
+                if not told:
+                    told = True
+                    log.warning("listen.failed", role=self.role, channel=channel, error=" ".join(str(error).split()))
+            await asyncio.sleep(LISTEN_RETRY_SECONDS)
+
+    def guard(self, work: Awaitable[None]) -> Awaitable[None]:
+        """For an async worker's own tasks: the same work, cancelled before its next step once the lease is lost."""
+        return _Guarded(work, self._term)
 
     def _patience(self) -> float:
         return min(POOL_TIMEOUT, self._term.remaining)

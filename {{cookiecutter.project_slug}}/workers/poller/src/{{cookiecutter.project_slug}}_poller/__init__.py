@@ -1,11 +1,12 @@
-"""The poller: one leader takes due tasks from the queue and runs the handler registered for their kind."""
+"""The poller: one leader runs the handlers of queued tasks."""
 
 from {{cookiecutter.project_slug}} import Worker
 
 from . import handlers
 from .poller import run
+from .registry import effects
 
 __all__ = ["handlers", "worker"]
 
-# Fenced: everything it does happens inside lease.transaction(), so it starts at once after any kind of takeover.
-worker = Worker(run, effects="fenced")
+# Fenced while all handlers are transactional: then a successor starts at once after any kind of end.
+worker = Worker(run, effects=effects())

@@ -1,173 +1,153 @@
-"""Takes due tasks in batches; a handler's effects in the database and the end of its task commit together.
+"""The loop: looks which kinds are due, and opens lanes in which their tasks run.
 
-    @handler("send_receipt", max_attempts=5)
-    def send_receipt(conn: psycopg.Connection, payload: Payload) -> None: ...
+All batches share one lane. A kind that is not batched has as many lanes as its `concurrency`, so that kinds don't wait
+for each other. One more lane is for the tasks that a dead leader left, one at a time: if one of them ends this process
+again, it is the only one of them that the attempt is counted for, and after `max_attempts` it is dead.
 
-A batch is one fenced transaction and a handler runs inside it, behind a savepoint: what it writes through `conn`
-happens exactly once, what it does elsewhere at least once. A handler that raises is undone alone and tried again later,
-twice as late each time; after `max_attempts` its task is dead and stays in the table with the error. A task whose kind
-nobody has registered is set aside and comes back when a release that knows the kind begins to lead.
-
-Keep handlers short: the server ends a transaction that idles for longer than the lease's ttl, and an `enqueue` with the
-key of a task that is running waits for it.
+A task put in wakes the loop through LISTEN; where that can't be had, it looks once in POLL_SECONDS.
 """
 
-import random
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 
-import psycopg
 import structlog
 
 from {{cookiecutter.project_slug}} import Lease
+from {{cookiecutter.project_slug}}.task import CHANNEL, requeue
+
+from . import batch, queue
+from .registry import HANDLERS, Handler, Task
 
 POLL_SECONDS = 1.0
-BATCH = 100
-FIRST_RETRY_SECONDS = 1.0
-LONGEST_RETRY_SECONDS = 3600.0
-
-# Marked as done when taken: if the transaction does not get to its end, neither does this.
-TAKE = """
-with due as (
-    select id from {{cookiecutter.project_slug}}.task
-    where state = 'waiting' and run_at <= now()
-    order by run_at, id
-    limit %(batch)s
-    for update skip locked
-)
-update {{cookiecutter.project_slug}}.task as task set
-    state = case when kind = any(%(kinds)s::text[]) then 'done' else 'unhandled' end,
-    attempts = attempts + (kind = any(%(kinds)s::text[]))::integer,
-    finished_at = case when kind = any(%(kinds)s::text[]) then clock_timestamp() end,
-    epoch = %(epoch)s
-from due where task.id = due.id
-returning task.run_at, task.id, task.kind, task.payload, task.attempts
-"""
-
-PUT_BACK = """
-update {{cookiecutter.project_slug}}.task set state = 'waiting', attempts = attempts - 1, finished_at = null
-where id = any(%(ids)s::bigint[])
-"""
-
-RETRY = """
-update {{cookiecutter.project_slug}}.task
-set state = 'waiting', attempts = %(attempts)s, finished_at = null, error = %(error)s::text,
-    run_at = clock_timestamp() + %(delay)s::interval
-where id = %(id)s
-"""
-
-BURY = """
-update {{cookiecutter.project_slug}}.task
-set state = 'dead', attempts = %(attempts)s, finished_at = clock_timestamp(), error = %(error)s::text
-where id = %(id)s
-"""
-
-BRING_BACK = """
-update {{cookiecutter.project_slug}}.task set state = 'waiting'
-where state = 'unhandled' and kind = any(%(kinds)s::text[])
-"""
+BATCHES = "batches"
+ABANDONED = ""
 
 log = structlog.get_logger(__name__)
 
-Payload = dict[str, Any]
-Function = Callable[[psycopg.Connection, Payload], None]
+
+async def run(lease: Lease) -> None:
+    """Run tasks until told to end; those that have begun go on to their end while the lease is held."""
+    lanes = sum(handler.concurrency for handler in HANDLERS.values() if not handler.batched)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(lanes + 3, "poller"))
+    await Poller(lease).run()
 
 
-@dataclass(frozen=True)
-class Handler:
-    function: Function
-    max_attempts: int
+class Poller:
+    """One term of the loop."""
 
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._wake = asyncio.Event()
+        self._lanes: dict[asyncio.Task[bool], str] = {}
+        self._unhandled: set[str] = set()
 
-@dataclass(frozen=True)
-class Task:
-    id: int
-    kind: str
-    payload: Payload
-    attempts: int
-
-
-HANDLERS: dict[str, Handler] = {}
-
-
-def handler(kind: str, *, max_attempts: int = 10) -> Callable[[Function], Function]:
-    """Register a function as the handler of all tasks of a kind.
-
-    Raises:
-        ValueError: the kind has a handler already, or no attempt is allowed.
-    """
-    if kind in HANDLERS:
-        raise ValueError(f"tasks of kind {kind!r} have two handlers; give one of them another kind")
-    if max_attempts < 1:
-        raise ValueError(f"the handler of kind {kind!r} needs at least one attempt, not {max_attempts}")
-
-    def register(function: Function) -> Function:
-        HANDLERS[kind] = Handler(function, max_attempts)
-        return function
-
-    return register
-
-
-def run(lease: Lease) -> None:
-    with lease.transaction() as conn:
-        conn.execute(BRING_BACK, {"kinds": list(HANDLERS)})
-    while True:
-        lease.check()
-        if work(lease) < BATCH and not lease.wait(POLL_SECONDS):
-            return
-
-
-def work(lease: Lease) -> int:
-    """Take one batch of due tasks, run them, and return how many there were."""
-    running: Task | None = None
-    try:
-        with lease.transaction() as conn:
-            rows = conn.execute(TAKE, {"batch": BATCH, "kinds": list(HANDLERS), "epoch": lease.epoch}).fetchall()
-            tasks = [Task(*row[1:]) for row in sorted(rows, key=lambda row: row[:2])]
-            for position, running in enumerate(tasks):
-                if lease.stopping:
-                    left = [task.id for task in tasks[position:] if task.kind in HANDLERS]
-                    conn.execute(PUT_BACK, {"ids": left})
-                    break
-                _attempt(conn, running)
-            running = None
-    except psycopg.Error as error:
-        if running is None or running.kind not in HANDLERS or not conn.closed:
+    async def run(self) -> None:
+        await asyncio.to_thread(self._begin)
+        listener = asyncio.create_task(self._lease.listen(CHANNEL, self._wake.set))
+        try:
+            while True:
+                self._lease.check()
+                self._wake.clear()
+                pause = self._open_lanes(await asyncio.to_thread(queue.look, self._lease))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), pause)
+                for lane in [lane for lane in self._lanes if lane.done()]:
+                    del self._lanes[lane]
+                    lane.result()
+        except Exception:
+            self._cancel()
             raise
-        # The session ended under this task, and with it the batch. If that was its doing, the next batch would end
-        # in the same way, and the next; so it counts as an attempt.
-        with lease.transaction() as conn:
-            _fail(conn, running, error)
-    return len(tasks)
+        finally:
+            listener.cancel()
+            while open_lanes := [lane for lane in self._lanes if not lane.done()]:
+                if not self._lease.held:
+                    self._cancel()
+                await asyncio.wait(open_lanes, timeout=0.1)
 
+    def _begin(self) -> None:
+        with self._lease.transaction() as conn:
+            if number := requeue(conn):
+                log.warning("task.abandoned", tasks=number)
 
-def _attempt(conn: psycopg.Connection, task: Task) -> None:
-    if task.kind not in HANDLERS:
-        log.warning("task.unhandled", id=task.id, kind=task.kind, hint="no handler is registered for this kind")
-        return
-    try:
-        with conn.transaction():
-            HANDLERS[task.kind].function(conn, task.payload)
-    except Exception as error:
-        if conn.closed:
-            raise
-        _fail(conn, task, error)
+    def _cancel(self) -> None:
+        for lane in self._lanes:
+            lane.cancel()
 
+    def _open_lanes(self, due_in: dict[str, float]) -> float:
+        """Open lanes for what is due; returns the seconds until something else may be."""
+        due = {kind for kind, seconds in due_in.items() if seconds <= 0}
+        taken = Counter(self._lanes.values())
+        if ABANDONED in due and not taken[ABANDONED]:
+            self._open(ABANDONED, self._run_abandoned())
+        batched = [kind for kind in due if kind in HANDLERS and HANDLERS[kind].batched]
+        if batched and not taken[BATCHES]:
+            self._open(BATCHES, asyncio.to_thread(batch.run_batches, self._lease, batched))
+        for kind in due - {ABANDONED, *batched}:
+            if (handler := HANDLERS.get(kind)) is not None:
+                for _ in range(handler.concurrency - taken[kind]):
+                    self._open(kind, self._run_kind(kind, handler))
+            elif kind not in self._unhandled:
+                self._unhandled.add(kind)
+                log.warning("task.unhandled", kind=kind, hint="kept until a release with a handler for it leads")
+        return min([POLL_SECONDS, *(seconds for kind, seconds in due_in.items() if kind not in due)])
 
-def _fail(conn: psycopg.Connection, task: Task, error: Exception) -> None:
-    words = f"{type(error).__name__}: {error}"
-    if task.attempts >= HANDLERS[task.kind].max_attempts:
-        conn.execute(BURY, {"id": task.id, "attempts": task.attempts, "error": words})
-        log.error("task.dead", id=task.id, kind=task.kind, attempts=task.attempts, error=words, exc_info=error)
-    else:
-        delay = _delay(task.attempts)
-        conn.execute(RETRY, {"id": task.id, "attempts": task.attempts, "error": words, "delay": delay})
-        log.warning("task.failed", id=task.id, kind=task.kind, error=words, retry_seconds=delay.total_seconds())
+    def _open(self, name: str, work: Coroutine[None, None, bool]) -> None:
+        lane = asyncio.create_task(work)
+        self._lanes[lane] = name
+        lane.add_done_callback(self._closed)
 
+    def _closed(self, lane: asyncio.Task[bool]) -> None:
+        if lane.cancelled() or lane.exception() is not None or lane.result():
+            self._wake.set()
 
-def _delay(attempts: int) -> timedelta:
-    """Twice as long each time, and never the same for two tasks that failed together."""
-    seconds = min(FIRST_RETRY_SECONDS * 2 ** (attempts - 1), LONGEST_RETRY_SECONDS)
-    return timedelta(seconds=seconds * random.uniform(0.5, 1.5))
+    async def _run_kind(self, kind: str, handler: Handler) -> bool:
+        """Run tasks of a kind, one after the other, until none is due."""
+        found = False
+        while not self._lease.stopping and (tasks := await asyncio.to_thread(self._take_one, kind)):
+            found = True
+            await self._attempt(tasks[0], handler)
+        return found
+
+    def _take_one(self, kind: str) -> list[Task]:
+        return queue.take(self._lease, kind, 1, charge=True)
+
+    async def _run_abandoned(self) -> bool:
+        """Run one task that a dead leader left."""
+        task = await asyncio.to_thread(queue.take_abandoned, self._lease)
+        if task is None:
+            return False
+        handler = HANDLERS[task.kind]
+        if task.attempt > handler.max_attempts:
+            await asyncio.to_thread(queue.fail, self._lease, replace(task, attempt=task.attempt - 1), None)
+        elif handler.batched:
+            await asyncio.to_thread(batch.attempt, self._lease, [task])
+        else:
+            await self._attempt(task, handler)
+        return True
+
+    async def _attempt(self, task: Task, handler: Handler) -> None:
+        try:
+            if handler.transactional:
+                async with self._lease.transaction() as conn:
+                    await self._lease.guard(handler.function(conn, task))
+                    await queue.finish_async(conn, self._lease, task)
+                return
+            if handler.asynchronous:
+                await self._lease.guard(handler.function(self._lease, task))
+            else:
+                await asyncio.to_thread(handler.function, self._lease, task)
+        except (Exception, asyncio.CancelledError) as error:
+            current = asyncio.current_task()
+            if not self._lease.held or (current is not None and current.cancelling()):
+                raise
+            await asyncio.to_thread(queue.fail, self._lease, task, error)
+        else:
+            await asyncio.to_thread(self._finish, task)
+
+    def _finish(self, task: Task) -> None:
+        with self._lease.transaction() as conn:
+            queue.finish(conn, self._lease, [task])
