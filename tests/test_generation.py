@@ -315,8 +315,8 @@ def test_a_quoted_answer_means_the_same_in_every_language(text: str) -> None:
 
 
 @pytest.mark.parametrize("slug", ["a", "z9", "z_z_z", "acme", "a" * 30, "abcdefghij_klmnopqrst_uvwxyz_0"])
-def test_the_shortest_and_the_longest_slug_give_clean_code(bake: Bake, slug: str) -> None:
-    project = bake(project_slug=slug)
+def test_the_shortest_and_the_longest_slug_and_worker_give_clean_code(bake: Bake, slug: str) -> None:
+    project = bake(project_slug=slug, workers=f"poller,{slug}")
     for arguments in (["check"], ["format", "--check"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *arguments, "--no-cache"],

@@ -150,6 +150,17 @@ def test_pip_installs_from_a_wheelhouse_no_worker_or_the_one_that_is_asked_for(
     run(*pip, "acme-billing", cwd=tmp_path)
     assert_workers(installed(python, tmp_path))
     before = installed(python, tmp_path)["distributions"]
+    done = subprocess.run(
+        [tmp_path / "venv/bin/acme-billing", "new-worker", "invoices"],
+        cwd=tmp_path,
+        env=clean_environment(),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 78
+    assert "new-worker is for a checkout with the dependency group `dev`" in done.stderr
     run(*pip, "acme-billing[poller]", cwd=tmp_path)
     after = installed(python, tmp_path)
     assert_workers(after, "poller")

@@ -59,6 +59,16 @@ def test_one_wins_and_the_other_is_told_no_and_who_has_it(
         assert won
 
 
+def test_a_holder_without_an_application_name_is_told_by_its_role(conn: psycopg.Connection, database_url: str) -> None:
+    with (
+        psycopg.connect(database_url, autocommit=True, application_name="") as nameless,
+        capture_logs() as logs,
+        exclusive(nameless, KEY),
+        exclusive(conn, KEY),
+    ):
+        assert logs[0]["holder"] == nameless.info.user
+
+
 @pytest.mark.parametrize("lock", [exclusive, exclusive_transaction])
 def test_a_holder_that_is_killed_holds_it_no_longer(conn: psycopg.Connection, database_url: str, lock: Lock) -> None:
     command = [sys.executable, "-c", HOLDER, database_url, lock.__name__]

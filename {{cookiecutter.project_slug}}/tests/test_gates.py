@@ -168,7 +168,8 @@ def test_a_worker_that_two_distributions_provide_is_refused(install: Install, mo
     install()
     install(distribution="somebody-elses")
     monkeypatch.setenv(TOGGLE, "true")
-    assert f"2 entry points claim to be it, of {DISTRIBUTION}-{ROLE}, somebody-elses" in refusal()
+    ours = f"{DISTRIBUTION}-{ROLE.replace('_', '-')}"
+    assert f"2 entry points claim to be it, of {ours}, somebody-elses" in refusal()
 
 
 def test_the_spelling_of_a_distribution_does_not_matter(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ UNLOCK = "select pg_advisory_unlock(%(key)s::bigint)"
 TRY_TRANSACTION = "select pg_try_advisory_xact_lock(%(key)s::bigint)"
 
 HOLDER = """
-select pid, application_name from pg_locks join pg_stat_activity using (pid)
+select pid, coalesce(nullif(application_name, ''), usename::text) from pg_locks join pg_stat_activity using (pid)
 where locktype = 'advisory' and objsubid = 1 and granted
     and database = (select oid from pg_database where datname = current_database())
     and classid::bigint = (%(key)s::bigint >> 32) & 4294967295
