@@ -143,7 +143,7 @@ def leader(database_url: str, tmp_path: Path) -> Callable[[str], AbstractContext
     def context(role: str) -> Iterator[Path]:
         log = tmp_path / f"{role}.log"
         inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(ENV_PREFIX)}
-        settings = {"DATABASE_URL": database_url, toggle_name(role): "true", "LOG_FORMAT": "json"}
+        settings = {"DATABASE_URL": database_url, toggle_name(role): "true", "LOG_FORMAT": "json", "OPS_LISTEN": "off"}
         with (
             psycopg.connect(database_url, autocommit=True) as conn,
             log.open("wb") as file,
