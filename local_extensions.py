@@ -53,6 +53,7 @@ TAKEN: dict[str, set[str]] = {
         placing primary references returning right select session_user similar some symmetric system_user table
         tablesample then to trailing true union unique user using variadic verbose when where window with""".split()
     ),
+    "is a word that YAML may read as true or false": {"yes", "no", "on", "off", "y", "n"},
     "is a schema of PostgreSQL's own": {"public", "information_schema"},
     # Import names and distribution names; tests/test_packaging.py compares with what a project really installs.
     "is a package that the service or its development needs": set(

@@ -21,7 +21,12 @@ ONLY_WITH = {
         f"src/{SLUG}/schema/0003_task.sql",
         f"workers/reconciler/src/{SLUG}_reconciler/rules/task.py",
     ],
-    "scheduler": ["workers/scheduler"],
+    "scheduler": [
+        "workers/scheduler",
+        "deploy/kubernetes/cronjob.yaml",
+        f"deploy/systemd/{DISTRIBUTION}-job@.service",
+        f"deploy/systemd/{DISTRIBUTION}-job@.timer",
+    ],
     "reconciler": ["workers/reconciler"],
 }
 

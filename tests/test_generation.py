@@ -32,6 +32,9 @@ ONLY_WITH = {
     "src/acme_billing/task.py": "poller",
     "src/acme_billing/schema/0003_task.sql": "poller",
     "workers/reconciler/src/acme_billing_reconciler/rules/task.py": "poller",
+    "deploy/kubernetes/cronjob.yaml": "scheduler",
+    "deploy/systemd/acme-billing-job@.service": "scheduler",
+    "deploy/systemd/acme-billing-job@.timer": "scheduler",
 }
 
 #: Legal in every free text. Each means something to TOML, Python, YAML, Jinja, a shell or rich's markup.
@@ -77,7 +80,9 @@ def expected(workers: str) -> set[str]:
     """What a choice of workers must give, from the template's own tree."""
     root = TEMPLATE / "{{cookiecutter.project_slug}}"
     rendered = {
-        str(path.relative_to(root)).replace("{{cookiecutter.project_slug}}", "acme_billing")
+        str(path.relative_to(root))
+        .replace("{{cookiecutter.project_slug}}", "acme_billing")
+        .replace("{{cookiecutter.__distribution}}", "acme-billing")
         for path in root.rglob("*")
         if path.is_file() and not CACHES.intersection(path.parts)
     }
@@ -355,6 +360,7 @@ BAD = [
     ("project_slug", "compression", "is a module of Python's standard library"),
     ("project_slug", "user", "is a word that PostgreSQL reserves"),
     ("project_slug", "order", "is a word that PostgreSQL reserves"),
+    ("project_slug", "no", "is a word that YAML may read as true or false"),
     ("project_slug", "public", "is a schema of PostgreSQL's own"),
     ("project_slug", "information_schema", "is a schema of PostgreSQL's own"),
     ("project_slug", "pg_billing", "begin with pg_"),

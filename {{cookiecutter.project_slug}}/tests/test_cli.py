@@ -110,6 +110,14 @@ def test_without_a_database_run_names_the_setting(run: Run) -> None:
     assert f"set {ENV_PREFIX}DATABASE_URL=" in done.stderr
 
 
+def test_nothing_slow_is_imported_before_signals_are_heard() -> None:
+    """In a container a SIGTERM that comes earlier is lost, see __main__.py."""
+    code = f"import sys; import {SERVICE}.__main__; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = {name for name in done.stdout.split() if name.startswith((SERVICE, "psycopg", "pydantic", "structlog"))}
+    assert loaded == {SERVICE, f"{SERVICE}.__main__"}
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_with_every_gate_shut_a_replica_stays_up_and_stops_when_asked(number: int, start: Start) -> None:
     process = start("run", url=NOWHERE, OPS_LISTEN="off")

@@ -13,7 +13,7 @@ import pytest
 
 from {{cookiecutter.project_slug}}.cli import main
 from {{cookiecutter.project_slug}}.config import ConfigError
-from {{cookiecutter.project_slug}}.dev.new_worker import LOCK, METADATA, PROJECT, REGISTRY, new_worker
+from {{cookiecutter.project_slug}}.dev.new_worker import LOCK, METADATA, PROJECT, REGISTRY, TOGGLES, new_worker
 from {{cookiecutter.project_slug}}.keys import DISTRIBUTION, ENV_PREFIX, KEYS, SERVICE, LeaseKey
 
 pytestmark = pytest.mark.slow  # each test copies the project
@@ -77,6 +77,7 @@ def test_a_worker_gets_its_folder_and_one_line_wherever_workers_are_named(projec
             f"+ {DISTRIBUTION}-zz-sample = " + "{ workspace = true }",
             f'+     "{SERVICE}_{NEW}",',
         ],
+        TOGGLES: [f"+ {ENV_PREFIX}{NEW.upper()}_ENABLED=false"],
     }
     package = f"src/{SERVICE}_{NEW}"
     assert {name for name in after.keys() - before.keys() if (project / name).is_file()} == {

@@ -24,6 +24,7 @@ PROJECT = Path(__file__).parents[4]
 REGISTRY = f"src/{SERVICE}/keys.py"
 LOCK = "lease-keys.lock"
 METADATA = "pyproject.toml"
+TOGGLES = "deploy/kubernetes/settings.env"
 
 
 def new_worker(name: str, project: Path = PROJECT) -> str:
@@ -44,6 +45,9 @@ def new_worker(name: str, project: Path = PROJECT) -> str:
             raise ConfigError(f"the name {name} is taken: Python finds a package {package} in {found.origin}")
         key, registry, lock = with_key(name, read(project / REGISTRY), read(project / LOCK))
         changed = {METADATA: with_extra(name, read(project / METADATA)), REGISTRY: registry, LOCK: lock}
+        if (project / TOGGLES).exists():  # not everybody has Kubernetes
+            toggle = f"{ENV_PREFIX}{name.upper()}{TOGGLE_SUFFIX}=false"
+            changed[TOGGLES] = f"{read(project / TOGGLES).rstrip()}\n{toggle}\n"
         write(project, f"workers/{name}", skeleton.files(name, SERVICE, DISTRIBUTION), changed)
     except TOMLKitError as error:
         raise ConfigError(f"nothing was changed: {METADATA}: {error}") from error
