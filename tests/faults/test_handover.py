@@ -62,12 +62,12 @@ def measure(
     return gaps
 
 
-def test_sigterm_of_the_leader_hands_over_within_100_ms(
+def test_sigterm_of_the_leader_hands_over_well_within_an_interval(
     service: Service, postgres_18: Postgres, record_property: Callable[[str, object], None]
 ) -> None:
     gaps = measure(service, postgres_18, signal.SIGTERM, record_property)
     for role, found in gaps.items():
-        assert statistics.median(found) < 0.1, (role, found)
+        assert statistics.median(found) < INTERVAL / 4, (role, found)
 
 
 def test_sigkill_of_the_leader_hands_over_within_ttl_and_fenced_within_two_intervals(
