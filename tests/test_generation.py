@@ -3,6 +3,7 @@
 import ast
 import itertools
 import json
+import keyword
 import re
 import shutil
 import subprocess
@@ -554,6 +555,19 @@ def test_no_slug_passes_that_is_not_at_once_package_schema_and_command(slug: str
     assert slug.isascii()
     assert slug.lower() == slug
     assert len(slug) <= 30
+
+
+@settings(deadline=None)
+@given(st.text() | st.from_regex(r"[a-zA-Z_]{1,12}(_[a-z0-9]{1,12}){0,3}", fullmatch=True))
+def test_no_worker_passes_that_is_not_at_once_package_member_extra_and_toggle(worker: str) -> None:
+    try:
+        check({"project_slug": "acme", "workers": worker})
+    except BadAnswer:
+        return
+    for name in local_extensions.worker_names(worker):
+        assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name)
+        assert len(name) <= 30
+        assert not keyword.iskeyword(name)
 
 
 # The projects' own checks

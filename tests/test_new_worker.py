@@ -78,10 +78,11 @@ def test_a_newcomer_who_types_what_the_readme_says_sees_a_new_worker_lead_in_les
 def test_a_name_in_the_answer_gives_what_the_command_gives_and_passes_every_check(bake: Bake, uv: Uv) -> None:
     complete = bake(workers="invoice_mailer")
     uv("sync", "--all-extras", cwd=complete)
+    python, command = complete / ".venv/bin/python", complete / ".venv/bin/acme-billing"
     for before, added in (("poller", "zebra,a"), ("reconciler,scheduler", "x2"), ("first", "second")):
         project = bake(workers=before)
         subprocess.run(
-            [complete / ".venv/bin/python", "-B", "-c", ADD, *added.split(",")],
+            [python, "-B", "-c", ADD, *added.split(",")],
             cwd=project,
             env=clean_environment(),
             check=True,
@@ -92,6 +93,14 @@ def test_a_name_in_the_answer_gives_what_the_command_gives_and_passes_every_chec
         uv("run", "--no-sync", *tool, cwd=complete)
     checks = ("tests/test_keys.py", "tests/test_layers.py", "tests/test_gates.py", "workers")
     assert " passed" in uv("run", "--no-sync", "pytest", "-q", *checks, cwd=complete)
+    subprocess.run([python, "-B", "-c", ADD, "zebra"], cwd=complete, env=clean_environment(), check=True, timeout=60)
+    with subprocess.Popen(
+        [command, "dev"], cwd=complete, env=clean_environment(), stdout=subprocess.PIPE, text=True
+    ) as dev:
+        assert dev.stdout is not None
+        assert "Not installed, so not shown: zebra. To see all: uv sync --all-extras" in dev.stdout.readline()
+        dev.send_signal(signal.SIGINT)
+        dev.stdout.read()
     broken = complete / "workers/invoice_mailer/src/acme_billing_invoice_mailer/__init__.py"
     broken.write_text(broken.read_text().replace("PAUSE_SECONDS = 1.0", "PAUSE_SECONDS = 1 / 0"))
     with pytest.raises(AssertionError, match="ZeroDivisionError"):  # the worker's test can fail

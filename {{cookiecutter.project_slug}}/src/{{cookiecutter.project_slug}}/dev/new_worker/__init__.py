@@ -20,7 +20,7 @@ from ...config import TOGGLE_SUFFIX, ConfigError
 from ...keys import DISTRIBUTION, ENV_PREFIX, KEYS, SERVICE
 from . import skeleton
 
-PROJECT = Path(__file__).parents[4]
+PROJECT = Path(__file__).resolve().parents[4]  # as Path.cwd() is
 REGISTRY = f"src/{SERVICE}/keys.py"
 LOCK = "lease-keys.lock"
 METADATA = "pyproject.toml"
