@@ -36,10 +36,10 @@ WAITING = "select count(*) from pg_stat_activity where datname = current_databas
 ALIVE = "select count(*) from pg_stat_activity where pid = %s"
 TERMINATE = "select pg_terminate_backend(pg_backend_pid())"
 IDLE_TOO_LONG = "set local idle_in_transaction_session_timeout = '50ms'"
-LISTENERS = (
-    "select count(*) from pg_stat_activity"
-    " where datname = current_database() and application_name = '{{cookiecutter.project_slug}}.listen'"
-)
+LISTENERS = """
+select count(*) from pg_stat_activity
+where datname = current_database() and application_name = '{{cookiecutter.project_slug}}.listen'
+"""
 
 
 @pytest.fixture(autouse=True)

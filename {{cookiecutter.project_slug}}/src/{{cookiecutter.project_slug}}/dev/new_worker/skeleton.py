@@ -19,7 +19,7 @@ LAST_OF_THE_TEMPLATE = 3
 #: The subcommands, and words that mean something of their own behind `uv sync --extra`.
 RESERVED = {
     *("dev", "doctor", "job", "keys", "migrate", "new_worker", "run", "status", "step_down", "tasks", "workers"),
-    *("all", "help", "test", "version"),
+    *("all", "help", "test", "verify", "version"),
 }
 
 PYPROJECT = """\
