@@ -132,6 +132,12 @@ def test_each_worker_gets_the_next_key_and_none_is_used_twice(project: Path) -> 
     assert f"    ZZ_ONE = {first}\n    ZZ_TWO = {first + 6}\n    ZZ_THREE = {first + 7}\n" in registry
 
 
+def test_who_does_not_deploy_with_kubernetes_needs_none_of_its_files(project: Path) -> None:
+    shutil.rmtree(project / "deploy")
+    new_worker(NEW, project)
+    assert not (project / "deploy").exists()
+
+
 def test_from_a_folder_of_the_project_it_works_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project / "workers")
     new_worker(NEW, project)
