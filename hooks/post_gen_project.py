@@ -20,6 +20,8 @@ ONLY_WITH = {
         f"src/{SLUG}/task.py",
         f"src/{SLUG}/schema/0003_task.sql",
         f"workers/reconciler/src/{SLUG}_reconciler/rules/task.py",
+        "deploy/prometheus/queue.yaml",
+        "deploy/prometheus/queue_test.yaml",
     ],
     "scheduler": [
         "workers/scheduler",

@@ -37,6 +37,8 @@ ONLY_WITH = {
     "deploy/kubernetes/cronjob.yaml": "scheduler",
     "deploy/systemd/acme-billing-job@.service": "scheduler",
     "deploy/systemd/acme-billing-job@.timer": "scheduler",
+    "deploy/prometheus/queue.yaml": "poller",
+    "deploy/prometheus/queue_test.yaml": "poller",
 }
 
 #: Legal in every free text. Each means something to TOML, Python, YAML, Jinja, a shell or rich's markup.

@@ -20,7 +20,7 @@ from {{cookiecutter.project_slug}}.schema import LATEST
 
 pytestmark = pytest.mark.slow  # each test starts processes
 
-COMMANDS = ["run", "workers", "keys", "migrate", "status", "doctor", "step-down", "dev", "new-worker"]
+COMMANDS = ["run", "workers", "keys", "migrate", "status", "doctor", "verify", "step-down", "dev", "new-worker"]
 ROLE = next(iter(LeaseKey)).role
 NOWHERE = "postgresql://u:hunter2@127.0.0.1:1/d"
 
@@ -158,7 +158,7 @@ def test_keys_shows_every_key(run: Run) -> None:
 # -- one-shot commands
 
 
-@pytest.mark.parametrize("command", [["status"], ["migrate"], ["step-down", ROLE]])
+@pytest.mark.parametrize("command", [["status"], ["migrate"], ["verify"], ["step-down", ROLE]])
 def test_an_unreachable_database_is_exit_75_with_its_place_and_without_its_password(
     command: list[str], run: Run
 ) -> None:
@@ -241,6 +241,19 @@ def test_doctor_fails_when_something_fails(run: Run, database_url: str, empty_da
     assert good.returncode == 0, good.stdout
     assert bad.returncode == 1
     assert {check["name"] for check in json.loads(bad.stdout) if check["result"] == "fail"} == {"schema", "lease keys"}
+
+
+def test_verify_says_what_it_saw_and_fails_before_migrating(
+    run: Run, database_url: str, empty_database_url: str
+) -> None:
+    quick = {"INTERVAL_SECONDS": "0.2", "TTL_SECONDS": "3", "STOP_GRACE_SECONDS": "1"}
+    good, machine = run("verify", url=database_url, **quick), run("verify", "--json", url=database_url, **quick)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert [line[:4] for line in good.stdout.splitlines()] == ["ok  "] * 3
+    assert [check["result"] for check in json.loads(machine.stdout)] == ["ok"] * 3
+    bad = run("verify", url=empty_database_url)
+    assert bad.returncode == 78
+    assert f"run: {DISTRIBUTION} migrate" in bad.stderr
 
 
 # -- step-down

@@ -210,6 +210,7 @@ def test_a_healthy_database_passes_every_check(database_url: str) -> None:
         "schema",
         "same database",
         "lease keys",
+        "leaders",
     ]
     assert checks["connection"].seen.startswith("direct")
 
@@ -251,6 +252,27 @@ def test_a_key_that_another_program_uses_fails(database_url: str, replica: Repli
     check = doctor(database_url)["lease keys"]
     assert check.result is Result.FAIL
     assert "billing-of-somebody-else" in check.seen
+
+
+def leaders(url: str) -> Check:
+    """What it says of the first role."""
+    return next(check for check in examine(Settings(database_url=SecretStr(url))) if check.name == "leaders")
+
+
+def test_it_says_who_leads_as_pg_locks_does(database_url: str, conn: psycopg.Connection, replica: Replica) -> None:
+    leader = replica("4711-0123abcd.1@host", leads=7)
+    replica("4712-0123abcd.1@host")
+    check = leaders(database_url)
+    assert check.result is Result.OK
+    assert check.seen == f"{KEY.role}: led by 4711-0123abcd.1@host (pid {leader.info.backend_pid}, epoch 7)"
+    leader.close()
+    until_free(conn)
+    check = leaders(database_url)
+    assert (check.result, check.seen) == (Result.WARN, f"{KEY.role}: nobody leads, 1 compete")
+    waits = replica("4713-0123abcd.1@host", locks=True)
+    check = leaders(database_url)
+    assert check.result is Result.WARN
+    assert check.seen.startswith(f"{KEY.role}: 4713-0123abcd.1@host (pid {waits.info.backend_pid}) has the lock")
 
 
 def test_a_newer_schema_is_no_failure(conn: psycopg.Connection, database_url: str) -> None:

@@ -18,6 +18,9 @@ CHANNEL = f"{SERVICE}.lease"
 #: The numbers that no other service on this database uses. The first four are set aside by the template.
 KEYS = range({{ cookiecutter.lease_key_base }}, {{ cookiecutter.lease_key_base | int + 256 }})
 
+#: Of these `verify` takes one for some seconds. They are keys, and no role has them.
+VERIFY_KEYS = KEYS[-32:]
+
 
 @enum.unique
 class LeaseKey(enum.IntEnum):
@@ -39,3 +42,11 @@ class LeaseKey(enum.IntEnum):
             KeyError: no such role in the registry.
         """
         return cls[role.upper()]
+
+    @classmethod
+    def _missing_(cls, value: object) -> "LeaseKey | None":
+        if not isinstance(value, int) or value not in VERIFY_KEYS:
+            return None
+        key = int.__new__(cls, value)
+        key._name_, key._value_ = "VERIFY", value
+        return key

@@ -1,10 +1,11 @@
-"""Commands to look at a running service and to steer it: status, doctor, step-down."""
+"""Commands to look at a running service and to steer it: status, doctor, verify, step-down."""
 
 import argparse
 import dataclasses
 import json
 import sys
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +28,13 @@ def register(commands: Commands) -> None:
         "doctor", _doctor, "look for what is wrong, and say what to do", f"{DISTRIBUTION} doctor --json"
     )
     doctor.add_argument("--json", action="store_true", help="for machines")
+    verify = commands.add(
+        "verify",
+        _verify,
+        "try out on the configured database that one replica leads and another takes over",
+        f"{DISTRIBUTION} verify --json",
+    )
+    verify.add_argument("--json", action="store_true", help="for machines")
     step_down = commands.add(
         "step-down", _step_down, "ask a role's leader to let another replica lead", f"{DISTRIBUTION} step-down {role}"
     )
@@ -65,18 +73,33 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from ..operate.doctor import Result, examine
+    from ..operate.doctor import examine
 
-    checks = []
-    for check in examine(load_settings()):
-        checks.append(check)
-        if not options.json:
+    return _tell(examine(load_settings()), options.json)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from .. import log
+    from ..operate.verify import verify
+
+    settings = load_settings()
+    log.configure("error", settings.log_format)  # of what the replicas say, nothing but errors
+    return _tell(verify(settings), options.json)
+
+
+def _tell(checks: Iterable[Any], as_json: bool) -> int:
+    from ..operate.doctor import Result
+
+    told = []
+    for check in checks:
+        told.append(check)
+        if not as_json:
             print(f"{check.result.value:<4}  {check.name}: {check.seen}", flush=True)
             if check.hint:
-                print(f"      -> {check.hint}", flush=True)
-    if options.json:
-        print(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
-    return EXIT_FAILED if any(check.result is Result.FAIL for check in checks) else EXIT_OK
+                print(f"      -> {check.hint} (more: {check.section})", flush=True)
+    if as_json:
+        print(json.dumps([{**dataclasses.asdict(check), "section": check.section} for check in told], indent=2))
+    return EXIT_FAILED if any(check.result is Result.FAIL for check in told) else EXIT_OK
 
 
 def _step_down(options: argparse.Namespace) -> int:

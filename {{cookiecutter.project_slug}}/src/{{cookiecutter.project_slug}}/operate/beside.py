@@ -3,12 +3,15 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 from ..config import Settings
 from ..gates import Gate
 from ..supervisor import Supervisor
 from .endpoints import Answer, Endpoints
 from .health import not_live, not_ready
+from .page import page
+from .picture import Camera
 
 STOP_SECONDS = 2.0
 
@@ -31,6 +34,7 @@ def serving(settings: Settings, gates: Sequence[Gate], supervisor: Supervisor) -
 
 def paths(settings: Settings, gates: Sequence[Gate], supervisor: Supervisor) -> dict[str, Callable[[], Answer]]:
     """Each path, and what answers it."""
+    camera = Camera(settings)
     metrics: Callable[[], Answer] | None = None
 
     def show_metrics() -> Answer:
@@ -39,10 +43,11 @@ def paths(settings: Settings, gates: Sequence[Gate], supervisor: Supervisor) -> 
             # at the first scrape, not at the start: the import takes longer than it takes to lead
             from .metrics import Metrics
 
-            metrics = Metrics(supervisor.facts, gates).answer
+            metrics = Metrics(supervisor.facts, gates, camera).answer
         return metrics()
 
     return {
+        "/": lambda: page(supervisor.facts(), gates, camera.take(), datetime.now(UTC)),
         "/livez": lambda: _verdict(not_live(supervisor.facts(), settings.interval_seconds)),
         "/readyz": lambda: _verdict(not_ready(supervisor.facts())),
         "/metrics": show_metrics,

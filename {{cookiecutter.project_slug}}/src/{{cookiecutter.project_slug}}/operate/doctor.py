@@ -16,7 +16,7 @@ from ..keys import DISTRIBUTION, ENV_PREFIX, SERVICE
 from ..lease.session import connect
 from ..lease.stability import BoundedConnection, Stability, classify
 from .database import one_line, place
-from .status import State, read_status
+from .status import RoleStatus, State, read_status
 
 OLDEST_SERVER = 140000  # idle_session_timeout, on which the lease's time to live rests, came with PostgreSQL 14
 
@@ -46,12 +46,16 @@ class Result(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at."""
+    """One thing looked at; its name is that of its section in the run book."""
 
     name: str
     result: Result
     seen: str
     hint: str = ""  # what to do, where there is something to do
+
+    @property
+    def section(self) -> str:
+        return f"docs/runbook.md#{self.name.lower().replace(' ', '-')}"
 
 
 def ok(name: str, seen: str) -> Check:
@@ -95,7 +99,7 @@ def examine(settings: Settings) -> Iterator[Check]:
         yield from _guarded("schema", _schema, lease)
         if (work := reached.get("work database")) is not None:
             yield from _guarded("same database", lambda conn: _same_database(conn, work, settings), lease)
-        yield from _guarded("lease keys", _collisions, lease)
+        yield from _guarded("lease keys", _roles, lease)
 
 
 def _guarded(
@@ -200,7 +204,7 @@ def _same_database(lease: BoundedConnection, work: BoundedConnection, settings: 
         yield fail("same database", "the two URLs lead to different databases", hint)
 
 
-def _collisions(conn: BoundedConnection) -> Iterator[Check]:
+def _roles(conn: BoundedConnection) -> Iterator[Check]:
     try:
         roles = read_status(conn)
     except errors.UndefinedTable:
@@ -212,6 +216,23 @@ def _collisions(conn: BoundedConnection) -> Iterator[Check]:
         yield fail("lease keys", seen, "give one of the two another lease key base, or a database of its own")
     if not collisions:
         yield ok("lease keys", "no other program uses them")
+    for role in roles:
+        yield from _leader(role)
+
+
+def _leader(role: RoleStatus) -> Iterator[Check]:
+    name = "leaders"
+    match role.state:
+        case State.LEADING:
+            yield ok(name, f"{role.role}: led by {role.holder} (pid {role.holder_pid}, epoch {role.epoch})")
+        case State.WAITING:
+            seen = f"{role.role}: {role.holder} (pid {role.holder_pid}) has the lock, and its term has not begun"
+            yield warn(name, seen, "it waits until the former leader must have stopped: one ttl at most, so ask again")
+        case State.FREE if role.standbys:
+            seen = f"{role.role}: nobody leads, {len(role.standbys)} compete"
+            yield warn(name, seen, "ask again; if it stays so, their logs say why")
+        case State.FREE:
+            yield ok(name, f"{role.role}: nobody competes for it")
 
 
 def _connect(url: str, settings: Settings) -> BoundedConnection:

@@ -1,4 +1,7 @@
-"""What Prometheus reads: the replica's own facts at each scrape, and of the database what a leader looks up.
+"""What Prometheus reads: each replica's own facts, and what the database knows of jobs and tasks.
+
+The latter is told only by a replica that leads: so at most as many read it as there are roles, however many replicas
+there are. Take the maximum of it, not the sum.
 
 A worker's own metrics need nothing from here: whatever it makes with `prometheus_client` is shown beside these.
 """
@@ -17,6 +20,7 @@ from ..lease.journal import HEARTBEAT_BOUNDS
 from ..lease.term import clock
 from ..supervisor import Facts
 from .endpoints import Answer
+from .picture import Camera, Picture
 
 BOUNDS = [*map(str, HEARTBEAT_BOUNDS), "+Inf"]
 
@@ -27,10 +31,12 @@ class Metrics(Collector):
     Args:
         facts: of this replica.
         gates: the build, told once.
+        camera: of the database.
     """
 
-    def __init__(self, facts: Callable[[], Facts], gates: Iterable[Gate]) -> None:
+    def __init__(self, facts: Callable[[], Facts], gates: Iterable[Gate], camera: Camera) -> None:
         self._facts = facts
+        self._camera = camera
         self._extras = ",".join(sorted(gate.role for gate in gates if gate.installed))
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -47,6 +53,11 @@ class Metrics(Collector):
         ])  # fmt: skip
         yield from _session(facts)
         yield from _roles(facts)
+        if any(role.leads for role in facts.roles):
+            yield from _database(self._camera.take())
+        yield _counter("database_read_failures", "reads for these figures or the page that failed", (), [
+            ((), self._camera.failures),
+        ])  # fmt: skip
 
 
 def _session(facts: Facts) -> Iterator[Metric]:
@@ -93,6 +104,32 @@ def _roles(facts: Facts) -> Iterator[Metric]:
         "since the worker that runs here last waited or checked",
         [(role, age) for role, age in ages if age is not None],
     )
+
+
+def _database(picture: Picture) -> Iterator[Metric]:
+    # not "job": Prometheus gives each sample a label of that name, and would rename ours
+    if picture.problem is not None:
+        return
+    yield _gauge(
+        "job_runs", "periods of the last 24 hours on record, by how their runs went", ("job_name", "state"),
+        [((job, state), count) for job, state, count in picture.runs],
+    )  # fmt: skip
+    yield _gauge(
+        "job_last_success_timestamp_seconds", "when the last run that succeeded had ended", ("job_name",),
+        [((job.job,), job.success_at.timestamp()) for job in picture.jobs if job.success_at is not None],
+    )  # fmt: skip
+    yield _gauge(
+        "job_overdue_seconds", "for how long the next planned run has been due and has not begun", ("job_name",),
+        [((job.job,), job.overdue_seconds or 0.0) for job in picture.jobs if job.next_period is not None],
+    )  # fmt: skip
+    if (queue := picture.backlog) is not None:
+        yield _gauge("tasks", "by state: due and waiting, running, dead", ("state",), [
+            (("waiting",), queue.waiting), (("running",), queue.running), (("dead",), queue.dead),
+        ])  # fmt: skip
+        oldest = queue.oldest.total_seconds()
+        yield _gauge("tasks_oldest_age_seconds", "for how long the first task that waits has been due", (), [
+            ((), oldest),
+        ])  # fmt: skip
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
