@@ -25,6 +25,7 @@ ONLY_WITH = {
     ],
     "scheduler": [
         "workers/scheduler",
+        f"src/{SLUG}/cli/job_run.py",
         "deploy/kubernetes/cronjob.yaml",
         f"deploy/systemd/{DISTRIBUTION}-job@.service",
         f"deploy/systemd/{DISTRIBUTION}-job@.timer",

@@ -39,6 +39,7 @@ ONLY_WITH = {
     "deploy/systemd/acme-billing-job@.timer": "scheduler",
     "deploy/prometheus/queue.yaml": "poller",
     "deploy/prometheus/queue_test.yaml": "poller",
+    "src/acme_billing/cli/job_run.py": "scheduler",
 }
 
 #: Legal in every free text. Each means something to TOML, Python, YAML, Jinja, a shell or rich's markup.

@@ -14,13 +14,28 @@ from typing import Any
 import psycopg
 import pytest
 
+from {{cookiecutter.project_slug}} import ledger
 from {{cookiecutter.project_slug}}.cli import main
 from {{cookiecutter.project_slug}}.keys import DISTRIBUTION, ENV_PREFIX, SERVICE, LeaseKey
 from {{cookiecutter.project_slug}}.schema import LATEST
 
 pytestmark = pytest.mark.slow  # each test starts processes
 
-COMMANDS = ["run", "workers", "keys", "migrate", "status", "doctor", "verify", "step-down", "dev", "new-worker"]
+COMMANDS = [
+    "run",
+    "workers",
+    "keys",
+    "migrate",
+    "status",
+    "doctor",
+    "verify",
+    "step-down",
+    "job",
+    "job list",
+    "job history",
+    "dev",
+    "new-worker",
+]
 ROLE = next(iter(LeaseKey)).role
 NOWHERE = "postgresql://u:hunter2@127.0.0.1:1/d"
 
@@ -86,12 +101,14 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"{DISTRIBUTION} {command}" in helped(capsys, command, "--help").partition("example:")[2]
+    assert f"{DISTRIBUTION} {command}" in helped(capsys, *command.split(), "--help").partition("example:")[2]
 
 
 def test_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = helped(capsys, "--help")
-    assert [command for command in COMMANDS if not re.search(rf"^    {command}\b", listed, re.MULTILINE)] == []
+    assert [
+        name for name in {c.split()[0] for c in COMMANDS} if not re.search(rf"^    {name}\b", listed, re.MULTILINE)
+    ] == []
 
 
 # -- run
@@ -303,3 +320,28 @@ def test_a_leader_steps_down_for_another_replica_or_leads_again(run: Run, start:
     assert re.match(
         rf"{ROLE} is led by {second.pid}-\S+ \(epoch 3\), \d+\.\d s after {re.escape(first)} was asked", done.stdout
     )
+
+
+# -- jobs
+
+
+def test_what_has_run_is_shown_and_an_unknown_job_is_told_with_the_nearest(
+    run: Run, conn: psycopg.Connection, database_url: str
+) -> None:
+    empty = run("job", "list", url=database_url)
+    assert (empty.returncode, empty.stdout) == (0, "no job is declared, and none has run\n")
+    hour = ledger.now(conn).replace(minute=0, second=0, microsecond=0)
+    assert ledger.claim(conn, "invoices", hour)
+    ledger.plan(conn, ROLE, {"invoices": ("every 1h", hour)})
+    listed = run("job", "list", url=database_url).stdout.splitlines()
+    assert re.match(
+        rf"invoices +succeeded +{hour:%FT%TZ} +\d+s ago +{hour:%FT%TZ} \(overdue .*\) +1 +every 1h +-$", listed[1]
+    )
+    assert [job["job"] for job in json.loads(run("job", "list", "--json", url=database_url).stdout)] == ["invoices"]
+    told = run("job", "history", "invoices", "--limit", "5", url=database_url).stdout.splitlines()
+    assert re.match(rf"{hour:%FT%TZ} +succeeded +1 ", told[1])
+    (past,) = json.loads(run("job", "history", "invoices", "--json", url=database_url).stdout)
+    assert (past["state"], past["period"]) == ("succeeded", hour.isoformat())
+    unknown = run("job", "history", "invoicse", url=database_url)
+    assert unknown.returncode == 78
+    assert "did you mean invoices?" in unknown.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from {{cookiecutter.project_slug}}.config import ConfigError
-from {{cookiecutter.project_slug}}.gates import Gate, State, evaluate, open_workers
+from {{cookiecutter.project_slug}}.gates import Gate, State, evaluate, load, open_workers
 from {{cookiecutter.project_slug}}.keys import DISTRIBUTION, ENTRY_POINT_GROUP, ENV_PREFIX, SERVICE, LeaseKey
 
 ROLE = next(iter(LeaseKey)).role
@@ -212,3 +212,29 @@ def test_a_worker_s_own_settings_are_no_toggles(monkeypatch: pytest.MonkeyPatch)
     for name in ("ENDPOINT", "BATCH_SIZE", "INTERVAL_SECONDS"):
         monkeypatch.setenv(f"{ENV_PREFIX}{ROLE.upper()}_{name}", "x")
     assert [gate.state for gate in evaluate()] == [State.ABSENT] * len(LeaseKey)
+
+
+# -- a command that needs a worker, whatever its toggle says
+
+
+def test_a_worker_that_a_command_needs_is_imported_without_its_toggle(install: Install) -> None:
+    module = install()
+    load(ROLE, "job run")
+    assert module in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("distribution", "code", "message"),
+    [
+        (None, "1 / 0", "but importing .* fails: ZeroDivisionError"),
+        ("evil", GOOD, "of the package evil"),
+        ("", "", f"which is not installed. Install it: uv sync --extra {ROLE}"),
+    ],
+)
+def test_a_worker_that_a_command_needs_and_cannot_have_is_refused_with_the_reason(
+    distribution: str | None, code: str, message: str, install: Install
+) -> None:
+    if distribution != "":
+        install(code=code, distribution=distribution)
+    with pytest.raises(ConfigError, match=f"^`job run` needs the worker {ROLE}, .*{message}"):
+        load(ROLE, "job run")

@@ -304,7 +304,7 @@ def test_last_run_last_success_and_what_is_overdue_are_one_query_away(
     ledger.plan(
         conn, ROLE, {"gone": ("every 1h", period), "late": ("every 1h", period), "new": ("every 1h", period + HOUR)}
     )
-    ledger.plan(conn, ROLE, {"late": ("every 1h", period), "new": ("every 2h", period + 2 * HOUR)})
+    ledger.plan(conn, ROLE, {"late": ("every 1h", period), "new": ("every 2h", period + 2 * HOUR)}, forget=True)
     ledger.plan(conn, "another", {"other": ("0 2 * * * UTC", period + HOUR)})
     assert ledger.run(lease, "late", period - 2 * HOUR, lambda run: None)
     assert ledger.run(lease, "late", period - HOUR, raise_error, attempts=1)

@@ -164,7 +164,10 @@ def test_a_role_without_privileges_sees_who_leads_and_no_times(
     assert seen.heartbeat_age_seconds is None
 
 
-def test_the_table_fits_a_terminal_of_80_columns(conn: psycopg.Connection, replica: Replica) -> None:
+def test_the_table_fits_a_terminal_of_80_columns(
+    conn: psycopg.Connection, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     replica(LONG, leads=2**32 + 1)
     replica(LONG + "b")
     lines = table(read_status(conn)).splitlines()

@@ -71,12 +71,27 @@ def open_workers(gates: Iterable[Gate]) -> dict[str, Worker]:
             problems.append(gate.reason)
         elif gate.state is State.OPEN and gate.entry is not None:
             try:
-                workers[gate.role] = _load(gate.role, gate.entry)
+                workers[gate.role] = _load(gate.entry, f"{ENV_PREFIX}{toggle_name(gate.role)} is on, but")
             except ConfigError as error:
                 problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
     return workers
+
+
+def load(role: str, command: str) -> Worker:
+    """Import a worker for a command that somebody has typed, which is its gate: its toggle does not matter.
+
+    Raises:
+        ConfigError: it is not installed, its import fails, or another package claims to be it.
+    """
+    entries = [*entry_points(group=ENTRY_POINT_GROUP, name=role)]
+    if not entries:
+        install = install_command(role)
+        raise ConfigError(f"`{command}` needs the worker {role}, which is not installed. Install it: {install}")
+    if (foreign := _foreign(role, entries)) is not None:
+        raise ConfigError(f"`{command}` needs the worker {role}, but {foreign}")
+    return _load(entries[0], f"`{command}` needs the worker {role}, but")
 
 
 def toggle_name(role: str) -> str:
@@ -147,19 +162,18 @@ def _unknown(name: str, value: str, known: list[str]) -> Gate:
     return Gate(name.removesuffix(TOGGLE_SUFFIX).lower(), None, False, value, State.REFUSED, reason)
 
 
-def _load(role: str, entry: EntryPoint) -> Worker:
-    on = f"{ENV_PREFIX}{toggle_name(role)} is on, but"
+def _load(entry: EntryPoint, but: str) -> Worker:
     try:
         worker = entry.load()
     except (Exception, SystemExit) as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         cause = "".join(traceback.format_exception_only(error)).strip()
         raise ConfigError(
-            f"{on} importing {entry.value} fails: {cause} ({where.filename}, line {where.lineno})"
+            f"{but} importing {entry.value} fails: {cause} ({where.filename}, line {where.lineno})"
         ) from error
     if not isinstance(worker, Worker):
         raise ConfigError(
-            f"{on} {entry.value} is no Worker but of type {type(worker).__name__}: write worker = Worker(run)"
+            f"{but} {entry.value} is no Worker but of type {type(worker).__name__}: write worker = Worker(run)"
         )
     return worker
 

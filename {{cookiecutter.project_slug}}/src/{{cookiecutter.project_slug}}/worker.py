@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 import psycopg
@@ -15,6 +16,7 @@ from .config import Settings
 from .keys import SERVICE
 from .lease.fencing import FencedTransaction
 from .lease.term import LeaseLost, Term, clock
+from .ledger import Outside
 
 log = structlog.get_logger(__name__)
 
@@ -176,10 +178,14 @@ class Worker:
             again after a back-off.
         effects: "fenced" if every write goes through `lease.transaction()`. A successor then need not wait out an
             unclean end. "external" in all other cases.
+        run_job: how `job run` runs one of its jobs, for a worker that has jobs: called with who runs it, the job's name,
+            the period or None for the latest, and whether to run it whatever the ledger says; returns whether all is
+            well, and what happened.
     """
 
     run: Callable[[Lease], Awaitable[None] | None]
     effects: Literal["external", "fenced"] = "external"
+    run_job: Callable[[Outside, str, datetime | None, bool], tuple[bool, str]] | None = None
 
 
 def run_worker(worker: Worker, lease: Lease, term: Term) -> None:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from ..config import ConfigError
 from ..keys import DISTRIBUTION
-from . import development, operation, service
+from . import development, job{% if "scheduler" in cookiecutter.workers | worker_names %}, job_run{% endif %}, operation, service
 from .commands import EXIT_CONFIG, EXIT_UNREACHABLE, Command, Commands
 
 
@@ -38,4 +38,5 @@ def _parser() -> argparse.ArgumentParser:
     commands = Commands(parser)
     for part in (service, operation, development):
         part.register(commands)
+    {% if "scheduler" in cookiecutter.workers | worker_names %}job_run.register(job.register(commands)){% else %}job.register(commands){% endif %}
     return parser

@@ -48,7 +48,7 @@ from .claims import (
     unfinished,
 )
 from .report import JobStatus, PastRun, history, last_runs
-from .runs import ATTEMPTS, Outcome, Outside, run, run_once
+from .runs import ATTEMPTS, Outcome, Outside, Runner, run, run_once
 
 __all__ = [
     "ATTEMPTS",
@@ -60,6 +60,7 @@ __all__ = [
     "PastRun",
     "Refused",
     "Run",
+    "Runner",
     "claim",
     "fail",
     "finish",

@@ -91,10 +91,13 @@ def fail(conn: psycopg.Connection[Any], run: Run, error: str, *, retry_in: timed
         return cursor.execute(FAIL, {**asdict(run), "error": error, "retry": retry_in}).rowcount == 1
 
 
-def skip(conn: psycopg.Connection[Any], job: str, period: datetime) -> None:
-    """Record that a period is not going to run. For a job never seen before, this is where its history begins."""
+def skip(conn: psycopg.Connection[Any], job: str, period: datetime) -> bool:
+    """Record that a period is not going to run; False if it is on record already.
+
+    For a job never seen before, this is where its history begins.
+    """
     with conn.cursor() as cursor:
-        cursor.execute(SKIP, {"job": job, "period": period})
+        return cursor.execute(SKIP, {"job": job, "period": period}).rowcount == 1
 
 
 def alone(conn: psycopg.Connection[Any], job: str, period: datetime, holder: Holder) -> bool:
@@ -125,11 +128,20 @@ def unfinished(conn: psycopg.Connection[Any], jobs: list[str]) -> list[tuple[str
     return [(job, period.astimezone(UTC)) for job, period in rows]
 
 
-def plan(conn: psycopg.Connection[Any], role: str, jobs: Mapping[str, tuple[str, datetime]]) -> None:
-    """Publish what a worker declares: schedule, as text, and next planned time of each job; others of its are gone."""
+def plan(
+    conn: psycopg.Connection[Any], role: str, jobs: Mapping[str, tuple[str, datetime]], *, forget: bool = False
+) -> None:
+    """Publish the schedule, as text, and the next planned time of jobs that a worker declares.
+
+    Args:
+        role: the worker.
+        forget: these are all its jobs; those published before are not declared any more.
+    """
     schedules, upcoming = [text for text, _ in jobs.values()], [time for _, time in jobs.values()]
     with conn.cursor() as cursor:
-        cursor.execute(PLAN, {"role": role, "names": [*jobs], "schedules": schedules, "next": upcoming})
+        cursor.execute(
+            PLAN, {"role": role, "names": [*jobs], "schedules": schedules, "next": upcoming, "forget": forget}
+        )
 
 
 def _claim(

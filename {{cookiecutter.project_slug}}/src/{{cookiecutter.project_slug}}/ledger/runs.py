@@ -65,7 +65,7 @@ def run_once(
     claimed: Run | None = None
     try:
         with runner.transaction() as conn:
-            if alone(conn, job, period, runner):
+            if force or alone(conn, job, period, runner):
                 claimed = claim(conn, job, period, runner, force=force)
             if claimed is None:
                 return None
@@ -95,7 +95,8 @@ def run(
     The rest is as for `run_once`; but when the lease ends first, the next leader repeats the run.
     """
     with runner.transaction() as conn:
-        claimed = start(conn, job, period, runner, force=force) if alone(conn, job, period, runner) else None
+        free = force or alone(conn, job, period, runner)
+        claimed = start(conn, job, period, runner, force=force) if free else None
     if claimed is None:
         return None
     if claimed.attempt > attempts and not force:
@@ -136,6 +137,15 @@ def _record(runner: Runner, record: Callable[[psycopg.Connection[Any]], bool]) -
                 raise
 
 
+# Else the server would go on with the statement of a client that was killed, and believe in a dead host for hours; and
+# a role's own time-out would end a session that waits.
+SETTINGS = """
+select set_config('client_connection_check_interval', '1000', %(local)s),
+    set_config('tcp_keepalives_idle', '10', %(local)s), set_config('tcp_keepalives_interval', '5', %(local)s),
+    set_config('tcp_keepalives_count', '3', %(local)s), set_config('idle_session_timeout', '0', %(local)s)
+"""
+
+
 class Outside:
     """Runs jobs without a lease, from cron on any number of machines. Its runs are given up when its session has ended.
 
@@ -152,10 +162,12 @@ class Outside:
         self.instance = instance
         self.work = work
         self.session = session
+        session.execute(SETTINGS, {"local": False})
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:
         with self.work.transaction():
+            self.work.execute(SETTINGS, {"local": True})
             yield self.work
 
     def wait(self, seconds: float) -> bool:

@@ -85,13 +85,17 @@ where (
     or (run.state <> 'succeeded' and run.attempt < excluded.attempt)
 """
 
+# Writes nothing where nothing has changed.
 PLAN = """
 with gone as (
-    delete from {{cookiecutter.project_slug}}.job where role = %(role)s and name <> all(%(names)s::text[])
+    delete from {{cookiecutter.project_slug}}.job where %(forget)s and role = %(role)s and name <> all(%(names)s::text[])
 )
-insert into {{cookiecutter.project_slug}}.job as known (name, role, schedule, next_period)
+insert into {{cookiecutter.project_slug}}.job (name, role, schedule, next_period)
 select name, %(role)s, schedule, next_period
 from unnest(%(names)s::text[], %(schedules)s::text[], %(next)s::timestamptz[]) as plan (name, schedule, next_period)
+where (name, %(role)s, schedule, next_period) not in (
+    select name, role, schedule, next_period from {{cookiecutter.project_slug}}.job
+)
 on conflict (name) do update set
     role = excluded.role, schedule = excluded.schedule, next_period = excluded.next_period
 """

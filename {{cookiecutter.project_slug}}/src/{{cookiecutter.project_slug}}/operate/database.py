@@ -20,7 +20,7 @@ class Unreachable(Exception):
 
 
 @contextmanager
-def database(url: str) -> Iterator[psycopg.Connection[Any]]:
+def database(url: str, application_name: str = f"{SERVICE}.cli") -> Iterator[psycopg.Connection[Any]]:
     """An autocommit connection to `url`, closed at the end.
 
     Raises:
@@ -32,7 +32,7 @@ def database(url: str) -> Iterator[psycopg.Connection[Any]]:
             url,
             autocommit=True,
             prepare_threshold=None,
-            application_name=f"{SERVICE}.cli",
+            application_name=application_name,
             connect_timeout=CONNECT_TIMEOUT_SECONDS,
         ) as conn:
             yield conn

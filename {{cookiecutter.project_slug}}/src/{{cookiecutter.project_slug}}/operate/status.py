@@ -2,6 +2,7 @@
 
 import enum
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -158,8 +159,8 @@ def _notes(role: RoleStatus) -> list[str]:
 
 
 def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Align rows; the last column is cut where it would leave the terminal."""
-    width = shutil.get_terminal_size().columns
+    """Align rows; on a terminal, what would leave it is cut."""
+    width = shutil.get_terminal_size(fallback=(sys.maxsize, 0)).columns
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
     return [line if len(line) <= width else line[: width - 1] + "…" for line in (line.rstrip() for line in lines)]

@@ -28,13 +28,17 @@ create table {{cookiecutter.project_slug}}.job (
     next_period timestamptz not null -- the first planned time that has not begun: overdue once it has passed
 );
 
--- Whether nobody works on a run any more: its role has had a later epoch since, or, where no lease was held, the session
--- that runs it has ended.
+-- Whether nobody works on a run any more: its term has ended in order, its role has had a later one since, or, where no
+-- lease was held, the session that runs it has ended.
 create function {{cookiecutter.project_slug}}.is_abandoned(run {{cookiecutter.project_slug}}.job_run) returns boolean
 language sql stable
 return (run).state = 'running' and case
     when (run).epoch is not null
-    then (run).epoch < (select max(lease.epoch) from {{cookiecutter.project_slug}}.lease where lease.role = (run).role)
+    then exists (
+        select from {{cookiecutter.project_slug}}.lease
+        where lease.role = (run).role
+            and (lease.epoch > (run).epoch or (lease.epoch = (run).epoch and lease.released_at is not null))
+    )
     else not exists (
         select from pg_stat_activity as session
         where session.datname = current_database()

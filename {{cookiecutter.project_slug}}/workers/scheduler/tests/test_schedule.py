@@ -1,5 +1,6 @@
 import re
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -85,6 +86,18 @@ def test_an_hourly_job_goes_on_by_elapsed_time_when_the_clocks_change() -> None:
 
 
 @pytest.mark.parametrize(
+    ("day", "first", "then", "count"), [("2026-10-02 15:00", "50", "20", 47), ("2026-04-03 15:00", "20", "50", 48)]
+)
+def test_an_hourly_job_keeps_to_the_minute_on_the_wall_where_the_clocks_change_by_half_an_hour(
+    day: str, first: str, then: str, count: int
+) -> None:
+    schedule = Cron("20 * * * *", ZoneInfo("Australia/Lord_Howe"))
+    times = fired(schedule, utc(day), utc(day) + timedelta(days=2), timedelta(minutes=5))
+    assert len(times) == count
+    assert [minute for minute, _ in groupby(time[-2:] for time in times)] == [first, then]
+
+
+@pytest.mark.parametrize(
     ("cron", "every", "tz", "message"),
     [
         ("0 2 * *", None, "UTC", "'0 2 * *' is no cron expression: Wrong number of fields"),
@@ -103,6 +116,15 @@ def test_an_hourly_job_goes_on_by_elapsed_time_when_the_clocks_change() -> None:
 def test_a_schedule_that_is_wrong_is_refused(cron: str | None, every: str | None, tz: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         parse(cron=cron, every=every, tz=tz)
+
+
+def test_a_schedule_says_what_it_is() -> None:
+    assert [str(parse(cron=None, every=every, tz="UTC")) for every in ("90s", "60m", "24h")] == [
+        "every 90s",
+        "every 1h",
+        "every 1d",
+    ]
+    assert str(parse(cron="0 2 * * *", every=None, tz="Asia/Tokyo")) == "0 2 * * * Asia/Tokyo"
 
 
 def test_every_replica_agrees_on_the_multiples_of_an_interval() -> None:

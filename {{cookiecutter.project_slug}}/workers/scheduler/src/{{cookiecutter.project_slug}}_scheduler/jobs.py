@@ -3,9 +3,7 @@
 import psycopg
 import structlog
 
-from {{cookiecutter.project_slug}}.ledger import Run
-
-from .scheduler import job
+from .job import Run, job
 
 COUNT_SESSIONS = "select count(*) from pg_stat_activity where datname = current_database()"
 

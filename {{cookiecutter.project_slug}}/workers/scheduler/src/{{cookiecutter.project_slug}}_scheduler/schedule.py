@@ -14,7 +14,14 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UNITS = {"s": timedelta(seconds=1), "m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
 # How far to look back for the latest planned time: as little as will do, since there is one step for each time between.
-LOOKS_BACK = [timedelta(hours=1), timedelta(days=1), timedelta(days=40), timedelta(days=400), timedelta(days=50 * 365)]
+LOOKS_BACK = [
+    timedelta(minutes=1),
+    timedelta(hours=1),
+    timedelta(days=1),
+    timedelta(days=40),
+    timedelta(days=400),
+    timedelta(days=50 * 365),
+]
 
 
 class Schedule(Protocol):
@@ -30,6 +37,10 @@ class Every:
     """Each multiple of an interval, counted from 1970 in UTC, so that every replica and release agrees on them."""
 
     interval: timedelta
+
+    def __str__(self) -> str:
+        unit, length = next((unit, length) for unit, length in reversed(UNITS.items()) if not self.interval % length)
+        return f"every {self.interval // length}{unit}"
 
     def latest(self, now: datetime) -> datetime:
         return EPOCH + (now - EPOCH) // self.interval * self.interval
@@ -48,6 +59,9 @@ class Cron:
 
     expression: str
     zone: ZoneInfo
+
+    def __str__(self) -> str:
+        return f"{self.expression} {self.zone.key}"
 
     def latest(self, now: datetime) -> datetime:
         for look_back in LOOKS_BACK:
