@@ -27,13 +27,13 @@ body { margin: 0 auto; max-width: 72rem; padding: 1rem; font: 16px/1.5 system-ui
 h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.1rem; margin: 1.6rem 0 .4rem; }
 p { margin: .2rem 0; } p.dim, td.dim { color: var(--dim); } .bad { color: var(--bad); font-weight: 600; }
 table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
-  overflow-wrap: anywhere; }
+th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { font-weight: 600; white-space: nowrap; }
 @media (max-width: 48rem) {
   thead { position: absolute; left: -9999px; }
   tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); }
-  td { display: grid; grid-template-columns: 7rem 1fr; padding: .05rem 0; border: 0; }
+  td { display: grid; grid-template-columns: 7rem 1fr; padding: .05rem 0; border: 0;
+    overflow-wrap: anywhere; }
   td::before { content: attr(data-label); color: var(--dim); }
 }
 """
