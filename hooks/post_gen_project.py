@@ -18,6 +18,9 @@ ONLY_WITH = {
     "poller": [
         "workers/poller",
         f"src/{SLUG}/task.py",
+        f"src/{SLUG}/cli/tasks.py",
+        f"src/{SLUG}/operate/tasks.py",
+        "tests/test_tasks.py",
         f"src/{SLUG}/schema/0003_task.sql",
         f"workers/reconciler/src/{SLUG}_reconciler/rules/task.py",
         "deploy/prometheus/queue.yaml",
@@ -30,7 +33,7 @@ ONLY_WITH = {
         f"deploy/systemd/{DISTRIBUTION}-job@.service",
         f"deploy/systemd/{DISTRIBUTION}-job@.timer",
     ],
-    "reconciler": ["workers/reconciler"],
+    "reconciler": ["workers/reconciler", f"src/{SLUG}/cli/sweep.py"],
 }
 
 for worker, paths in ONLY_WITH.items():

@@ -32,6 +32,10 @@ CACHES = {"__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache",
 #: Files outside `workers/NAME/` that exist for one worker's sake.
 ONLY_WITH = {
     "src/acme_billing/task.py": "poller",
+    "src/acme_billing/cli/tasks.py": "poller",
+    "src/acme_billing/operate/tasks.py": "poller",
+    "tests/test_tasks.py": "poller",
+    "src/acme_billing/cli/sweep.py": "reconciler",
     "src/acme_billing/schema/0003_task.sql": "poller",
     "workers/reconciler/src/acme_billing_reconciler/rules/task.py": "poller",
     "deploy/kubernetes/cronjob.yaml": "scheduler",

@@ -212,6 +212,7 @@ def test_a_healthy_database_passes_every_check(database_url: str) -> None:
         "time to live",
         "schema",
         "same database",
+        "worker set-up",
         "lease keys",
         "leaders",
     ]

@@ -8,6 +8,7 @@ import re
 import traceback
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 
@@ -94,6 +95,16 @@ def load(role: str, command: str) -> Worker:
     return _load(entries[0], f"`{command}` needs the worker {role}, but")
 
 
+def installed_workers(gates: Iterable[Gate]) -> dict[str, Worker]:
+    """Import the workers that are installed, on or off, for `doctor`; one whose import fails is left out."""
+    workers: dict[str, Worker] = {}
+    for gate in gates:
+        if gate.entry is not None:
+            with suppress(ConfigError):
+                workers[gate.role] = _load(gate.entry, "")
+    return workers
+
+
 def toggle_name(role: str) -> str:
     """A worker's toggle in the environment, without the prefix."""
     return f"{role.upper()}{TOGGLE_SUFFIX}"
@@ -129,7 +140,8 @@ def _gate(role: str, entries: list[EntryPoint], value: str | None) -> Gate:
     if not wanted:
         if not entries:
             return gate(State.ABSENT, f"not installed; to install it: {install_command(role)}")
-        return gate(State.OFF, f"to turn it on: {setting}=true")
+        entry = entries[0] if _foreign(role, entries) is None else None
+        return gate(State.OFF, f"to turn it on: {setting}=true", entry)
     if not entries:
         return gate(
             State.REFUSED, f"{setting} is on, but the worker is not installed. Install it: {install_command(role)}"

@@ -1,7 +1,7 @@
 """What a worker author uses: `Worker` declares one, `Lease` is what its code gets, `LeaseLost` tells it to end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -181,11 +181,17 @@ class Worker:
         run_job: how `job run` runs one of its jobs, for a worker that has jobs: called with who runs it, the job's name,
             the period or None for the latest, and whether to run it whatever the ledger says; returns whether all is
             well, and what happened.
+        examine: asked by `doctor`, with a connection; yields what is wrong with the worker's own set-up, and for each
+            what to do.
+        sweep: how `sweep` applies its rules by hand, for a worker that has rules: called with a connection, whether to
+            only tell, and how; returns how many rules the database refuses.
     """
 
     run: Callable[[Lease], Awaitable[None] | None]
     effects: Literal["external", "fenced"] = "external"
     run_job: Callable[[Outside, str, datetime | None, bool], tuple[bool, str]] | None = None
+    examine: Callable[[Connection[Any]], Iterable[tuple[str, str]]] | None = None
+    sweep: Callable[[Connection[Any], bool, Callable[[str], object]], int] | None = None
 
 
 def run_worker(worker: Worker, lease: Lease, term: Term) -> None:

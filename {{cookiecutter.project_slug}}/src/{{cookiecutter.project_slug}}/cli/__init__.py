@@ -5,12 +5,16 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 
 from ..config import ConfigError
 from ..keys import DISTRIBUTION
-from . import development, job{% if "scheduler" in cookiecutter.workers | worker_names %}, job_run{% endif %}, operation, service
 from .commands import EXIT_CONFIG, EXIT_UNREACHABLE, Command, Commands
+
+#: The modules of the subcommands, in the order of `--help`; some are there only with the worker that they are about.
+PARTS = ("service", "operation", "job", "tasks", "sweep", "development")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(DISTRIBUTION, description="Leader-only background workers on PostgreSQL.")
     parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {version(DISTRIBUTION)}")
     commands = Commands(parser)
-    for part in (service, operation, development):
-        part.register(commands)
-    {% if "scheduler" in cookiecutter.workers | worker_names %}job_run.register(job.register(commands)){% else %}job.register(commands){% endif %}
+    for part in PARTS:
+        if find_spec(f".{part}", __package__) is not None:
+            import_module(f".{part}", __package__).register(commands)
     return parser

@@ -4,14 +4,15 @@ import argparse
 import dataclasses
 import json
 from datetime import datetime
+from importlib import import_module
+from importlib.util import find_spec
 
 from ..config import ConfigError, load_settings, nearest
 from ..keys import DISTRIBUTION
 from .commands import EXIT_OK, Commands
 
 
-def register(commands: Commands) -> Commands:
-    """Declare the group; returns it, for the commands of a worker that has jobs."""
+def register(commands: Commands) -> None:
     job = commands.group("job", "look at jobs and what they did", f"{DISTRIBUTION} job list")
     listing = job.add(
         "list", _list, "show each job's plan, its last run and its last success", f"{DISTRIBUTION} job list"
@@ -23,7 +24,8 @@ def register(commands: Commands) -> Commands:
     history.add_argument("--limit", type=_limit, default=20, help="how many (20)")
     for command in (listing, history):
         command.add_argument("--json", action="store_true", help="for machines; times in UTC")
-    return job
+    if find_spec(".job_run", __package__) is not None:  # there only with the worker that has jobs
+        import_module(".job_run", __package__).register(job)
 
 
 def _list(options: argparse.Namespace) -> int:

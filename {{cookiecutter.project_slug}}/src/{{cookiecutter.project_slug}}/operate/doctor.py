@@ -99,6 +99,7 @@ def examine(settings: Settings) -> Iterator[Check]:
         yield from _guarded("schema", _schema, lease)
         if (work := reached.get("work database")) is not None:
             yield from _guarded("same database", lambda conn: _same_database(conn, work, settings), lease)
+            yield from _guarded("worker set-up", _set_up, work)
         yield from _guarded("lease keys", _roles, lease)
 
 
@@ -186,6 +187,17 @@ def _schema(conn: BoundedConnection) -> Iterator[Check]:
         yield warn("schema", seen, "fine during a roll-out")
     else:
         yield ok("schema", f"version {found}")
+
+
+def _set_up(conn: BoundedConnection) -> Iterator[Check]:
+    """What the installed workers, on or off, find wrong with what they need."""
+    found = [
+        fail("worker set-up", f"{role}: {seen}", hint)
+        for role, worker in gates.installed_workers(gates.evaluate()).items()
+        if worker.examine is not None
+        for seen, hint in worker.examine(conn)
+    ]
+    yield from found or [ok("worker set-up", "no installed worker finds anything wrong")]
 
 
 def _same_database(lease: BoundedConnection, work: BoundedConnection, settings: Settings) -> Iterator[Check]:

@@ -18,7 +18,8 @@ LAST_OF_THE_TEMPLATE = 3
 
 #: The subcommands, and words that mean something of their own behind `uv sync --extra`.
 RESERVED = {
-    *("dev", "doctor", "job", "keys", "migrate", "new_worker", "run", "status", "step_down", "tasks", "workers"),
+    *("dev", "doctor", "job", "keys", "migrate", "new_worker", "run", "status", "step_down", "sweep", "tasks"),
+    "workers",
     *("all", "help", "test", "verify", "version"),
 }
 

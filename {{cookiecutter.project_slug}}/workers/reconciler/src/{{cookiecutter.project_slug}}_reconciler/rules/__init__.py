@@ -1,10 +1,17 @@
-"""Retention: each module beside this one declares rules in a list named RULES."""
+"""What is put right at each sweep: the modules beside this one declare retention in RULES and other work in REPAIRS."""
 
 import pkgutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
-from typing import LiteralString
+from types import ModuleType
+from typing import Any, LiteralString
+
+import psycopg
+
+#: Gets a connection in a transaction of its own, puts rows right, and returns how many.
+Repair = Callable[[psycopg.Connection[Any]], int]
 
 
 @dataclass(frozen=True)
@@ -15,7 +22,8 @@ class Rule:
         table: with its schema, such as "public.event".
         column: a timestamptz that an index begins with, else each batch reads the whole table.
         keep: how long.
-        where: SQL that must be true as well; it calls the row `old`.
+        where: SQL that must be true as well; it calls the row `old`. Old rows that it keeps are read at each sweep, so
+            if those are many, give the index this condition too.
         batch: the most rows of one transaction, and so of one lock.
     """
 
@@ -36,5 +44,14 @@ class Rule:
 
 def declared() -> list[Rule]:
     """The rules of all modules in this package."""
-    modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-    return [rule for module in modules for rule in module.RULES]
+    return [rule for module in _modules() for rule in getattr(module, "RULES", [])]
+
+
+def repairs() -> list[Repair]:
+    """The repairs of all modules in this package."""
+    return [repair for module in _modules() for repair in getattr(module, "REPAIRS", [])]
+
+
+def _modules() -> Iterator[ModuleType]:
+    for module in pkgutil.iter_modules(__path__):
+        yield import_module(f"{__name__}.{module.name}")
