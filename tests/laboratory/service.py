@@ -61,9 +61,9 @@ class Service:
             )
 
 
-def install(bake: Path) -> Service:
-    """Give a baked project recording workers, and install it with all its extras."""
-    for role, body in BODIES.items():
+def install(bake: Path, bodies: Mapping[str, str] = BODIES) -> Service:
+    """Give a baked project recording workers, or those of `bodies`, and install it with all its extras."""
+    for role, body in bodies.items():
         package = bake / "workers" / role / "src" / f"{SLUG}_{role}"
         shutil.rmtree(package)
         package.mkdir()
