@@ -98,7 +98,10 @@ def test_a_name_in_the_answer_gives_what_the_command_gives_and_passes_every_chec
         [command, "dev"], cwd=complete, env=clean_environment(), stdout=subprocess.PIPE, text=True
     ) as dev:
         assert dev.stdout is not None
-        assert "Not installed, so not shown: zebra. To see all: uv sync --all-extras" in dev.stdout.readline()
+        assert (
+            "Not installed, so not shown: zebra. To install all there are: uv sync --all-extras"
+            in dev.stdout.readline()
+        )
         dev.send_signal(signal.SIGINT)
         dev.stdout.read()
     broken = complete / "workers/invoice_mailer/src/acme_billing_invoice_mailer/__init__.py"

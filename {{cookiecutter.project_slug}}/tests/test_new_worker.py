@@ -117,14 +117,14 @@ def test_each_worker_gets_the_next_key_and_none_is_used_twice(project: Path) -> 
     first = max(KEYS.start + 3, *LeaseKey) + 1
     new_worker("zz_one", project)
     with (project / LOCK).open("a") as file:
-        file.write(f"zz_retired {first + 5}\nof_another_service 7\n")
+        file.write(f"zz_retired {first + 5}\nzz_odd {KEYS.stop + 7}\n")
     new_worker("zz_two", project)
     new_worker("zz_three", project)
     lines = (project / LOCK).read_text().splitlines()
     assert lines[-5:] == [
         f"zz_one {first}",
         f"zz_retired {first + 5}",
-        "of_another_service 7",
+        f"zz_odd {KEYS.stop + 7}",
         f"zz_two {first + 6}",
         f"zz_three {first + 7}",
     ]

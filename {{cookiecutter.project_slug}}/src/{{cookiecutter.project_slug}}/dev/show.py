@@ -49,7 +49,7 @@ def show(count: int) -> int:
         if not roles:
             raise ConfigError("no worker is installed, so there is nothing to lead; run: uv sync --all-extras")
         if missing := [gate.role for gate in known if not gate.installed]:
-            say(f"Not installed, so not shown: {listed(missing)}. To see all: uv sync --all-extras")
+            say(f"Not installed, so not shown: {listed(missing)}. To install all there are: uv sync --all-extras")
         os.environ.update({f"{ENV_PREFIX}{gates.toggle_name(role)}": "true" for role in roles})
         if refused := [gate.reason for gate in gates.evaluate() if gate.state is gates.State.REFUSED]:
             raise ConfigError("\n".join(refused))
