@@ -241,6 +241,10 @@ class PgBouncer(Server):
 
     def start(self) -> "PgBouncer":
         self.configure()
+        return self.start_configured()
+
+    def start_configured(self) -> "PgBouncer":
+        """Start it with the pgbouncer.ini that stands in its directory."""
         command = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
         assert command is not None
         self.spawn(command, self.directory / "pgbouncer.ini")
