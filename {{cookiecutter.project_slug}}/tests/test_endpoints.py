@@ -1,5 +1,6 @@
 """What is served beside a replica: the server and its clients, the two probes, the metrics."""
 
+import asyncio
 import json
 import os
 import re
@@ -8,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from urllib.error import HTTPError
@@ -430,3 +431,18 @@ def test_a_crowd_of_readers_does_not_slow_the_lease(database_url: str) -> None:
         assert scrapes > 10
         assert time.monotonic() - started < 10 * QUICK["interval_seconds"] + 3
         assert json.dumps(journal.transitions[KEY.role, "acquired"]) == "1"
+
+
+def test_an_async_worker_makes_progress_with_each_step(
+    make_lease: Callable[[str, str], Lease],
+    leading: Callable[[Worker, Lease], AbstractContextManager[None]],
+    database_url: str,
+) -> None:
+    async def naps(lease: Lease) -> None:
+        for _ in range(6000):
+            await asyncio.sleep(0.01)
+
+    lease = make_lease(KEY.role, database_url)
+    with leading(Worker(naps), lease):
+        lease._term.progress_at = 0.0
+        until(lambda: lease._term.progress_at > 0, "a step is progress")
