@@ -269,7 +269,7 @@ GUARDS = [
     (
         "src/acme_billing/keys.py",
         "import enum\n",
-        "import enum\nfrom . import config\n",
+        "import enum\nfrom . import schema\n",
         "keys is not allowed to import",
     ),
     ("src/acme_billing/supervisor.py", '"""\n', '"""\nimport acme_billing_poller\n', "never imports a worker BROKEN"),
