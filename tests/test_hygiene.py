@@ -84,7 +84,13 @@ def test_the_hooks_and_the_proof_of_absence_pass_in_a_fresh_project_and_fail_whe
     )
     assert absence.returncode == 1
     hooked = subprocess.run(
-        hooks, cwd=project, env=clean_environment(), capture_output=True, text=True, timeout=300, check=False
+        [*hooks, "keys-and-layers"],
+        cwd=project,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert hooked.returncode == 1
     assert "never imports a worker" in hooked.stdout
