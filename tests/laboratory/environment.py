@@ -2,7 +2,7 @@
 
 import os
 
-OURS = ("VIRTUAL_ENV", "PYTEST", "PYTHONPATH", "UV_PROJECT", "UV_RUN", "ACME_BILLING_")
+OURS = ("VIRTUAL_ENV", "PYTEST", "PYTHONPATH", "UV_PROJECT", "UV_RUN", "ACME_BILLING_", "COLUMNS")
 
 
 def clean_environment(**more: str) -> dict[str, str]:

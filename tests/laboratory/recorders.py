@@ -1,8 +1,9 @@
 """The bodies that the laboratory gives to a baked project's three workers: each records what it does.
 
 `@SLUG@` is replaced by the project's package. One line a unit of work: its start, its end, and a dot that shows the
-line is whole. A unit is done right after a check, as the documentation asks of work that reaches outside. A fenced one
-is stamped inside its transaction and counts once that is committed. RECORD_BEHAVIOUR makes the scheduler misbehave.
+line is whole. A unit is done right after a check, as the documentation asks of work that reaches outside, and its time
+is that of the check: what a pause between the two lets through nothing can prevent. A fenced one is stamped inside its
+transaction and counts once that is committed. RECORD_BEHAVIOUR makes the scheduler misbehave.
 """
 
 HEAD = """
@@ -19,9 +20,15 @@ def record(lease: Lease):
     return path.open("a", buffering=1)
 
 
-def unit(file, done_at: float | None = None) -> None:
-    start = done_at or time.monotonic()
-    file.write(f"{start:.6f} {done_at or time.monotonic():.6f} .\\n")
+def unit(file, at: float | None = None) -> None:
+    at = at or time.monotonic()
+    file.write(f"{at:.6f} {at:.6f} .\\n")
+
+
+def checked_unit(lease: Lease, file) -> None:
+    at = time.monotonic()
+    lease.check()
+    unit(file, at)
 
 """
 
@@ -34,7 +41,7 @@ import re
 
 def good(lease: Lease, file) -> None:
     while lease.wait(0.003):
-        unit(file)
+        checked_unit(lease, file)
 
 
 def ignores(lease: Lease, file) -> None:
@@ -52,7 +59,7 @@ def sleeps(lease: Lease, file) -> None:
 def holds_the_gil(lease: Lease, file) -> None:
     """As good as another, until the file `now` appears; then catastrophic backtracking, for years."""
     while lease.wait(0.003):
-        unit(file)
+        checked_unit(lease, file)
         if Path(os.environ["RECORD_DIRECTORY"], "now").exists():
             re.match("(a+)+$", "a" * 64 + "b")
 
@@ -114,8 +121,7 @@ async def run(lease: Lease) -> None:
     with record(lease) as file:
         while True:
             await asyncio.sleep(0.003)
-            lease.check()
-            unit(file)
+            checked_unit(lease, file)
 
 
 worker = Worker(run)
