@@ -374,9 +374,13 @@ def test_when_asked_to_stop_an_outside_task_that_has_begun_goes_on_to_its_end(
         enqueue(conn, "slow", {})
     with leading(WORKER, lease):
         assert begun.wait(20)
+        enqueue(conn, "slow", {})  # wakes the loop, which may see the request to stop before it is cancelled
         lease._term.stop("asked to")
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            assert tasks(conn)[0] == ("slow", "running", 1)
         may_end.set()
-    assert tasks(conn) == [("slow", "done", 1), ("slow", "waiting", 0)]
+    assert tasks(conn) == [("slow", "done", 1), ("slow", "waiting", 0), ("slow", "waiting", 0)]
 
 
 def test_an_async_task_is_cancelled_when_the_lease_is_lost(

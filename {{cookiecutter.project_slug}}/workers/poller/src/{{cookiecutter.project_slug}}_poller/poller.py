@@ -49,8 +49,7 @@ class Poller:
         await asyncio.to_thread(self._begin)
         listener = asyncio.create_task(self._lease.listen(CHANNEL, self._wake.set))
         try:
-            while True:
-                self._lease.check()
+            while not self._lease.stopping:
                 self._wake.clear()
                 pause = self._open_lanes(await asyncio.to_thread(queue.look, self._lease))
                 with suppress(TimeoutError):
@@ -66,7 +65,8 @@ class Poller:
             while open_lanes := [lane for lane in self._lanes if not lane.done()]:
                 if not self._lease.held:
                     self._cancel()
-                await asyncio.wait(open_lanes, timeout=0.1)
+                with suppress(asyncio.CancelledError):  # we are told to end, which we do
+                    await asyncio.wait(open_lanes, timeout=0.1)
 
     def _begin(self) -> None:
         with self._lease.transaction() as conn:
