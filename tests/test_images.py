@@ -61,6 +61,13 @@ def default(images: Images, project: Path) -> str:
     return second.stdout
 
 
+def end(container: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
+    """End a container with its process 1: the kernel forgets `--kill-child` when that changes its user."""
+    if container.poll() is None:
+        for pid in Path(f"/proc/{container.pid}/task/{container.pid}/children").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
 def names(root: Path, *below: str) -> set[str]:
     return {str(path.relative_to(root)) for top in below for path in (root / top).rglob("*")}
 
@@ -219,7 +226,7 @@ def test_what_compose_says_gives_three_healthy_replicas_of_which_one_leads(
                     command(*entry, *images.config("localhost/poller")["Cmd"]), env=settings, stdout=log, stderr=log
                 )
             stack.callback(process.wait)
-            stack.callback(process.kill)
+            stack.callback(end, process)
             replicas.append((process, port))
 
         def logs() -> str:
