@@ -10,7 +10,7 @@ from uv import find_uv_bin
 
 from laboratory.environment import clean_environment
 from laboratory.servers import Postgres, embedded_binaries
-from laboratory.service import Replica, install
+from laboratory.service import FENCED_WRITES, Replica, install
 
 from . import TEMPLATE
 
@@ -135,10 +135,7 @@ def give_tables(contestant: Contestant, postgres: Postgres, directory: Path) -> 
     """What its workers and its own code need in a fresh database."""
     contestant.prepared(postgres.url(), directory)
     with postgres.connect() as conn:
-        conn.execute(
-            "create table if not exists public.fenced_writes"
-            " (id bigserial primary key, epoch bigint not null, instance text not null)"
-        )
+        conn.execute(FENCED_WRITES)
 
 
 def end(replicas: list[Replica]) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from laboratory.record import units
+
 PAUSE = 0.25  # seconds without a unit that end a span; a unit is due each ten milliseconds, on a busy machine later
 
 
@@ -22,8 +24,7 @@ def read(directory: Path) -> dict[str, list[Span]]:
     spans: dict[str, list[Span]] = defaultdict(list)
     for path in directory.glob("*.record"):
         role, pid, *_ = path.name.split(".")
-        units = [line.split() for line in path.read_text().splitlines()]
-        times = [float(unit[1]) for unit in units if len(unit) == 3]  # a killed one may end half-way
+        times = [end for _, end in units(path)]
         breaks = [index for index, (a, b) in enumerate(pairwise(times), 1) if b - a > PAUSE]
         for start, stop in pairwise([0, *breaks, len(times)]):
             if start < stop:

@@ -58,13 +58,17 @@ class Report:
             assert self.epochs_rise(role), f"{role}: epochs do not rise: {self.terms[role]}"
 
 
+def units(path: Path) -> list[tuple[float, float]]:
+    """Start and end of each unit of work in one file."""
+    lines = [line.split() for line in path.read_text().splitlines()]
+    return [(float(line[0]), float(line[1])) for line in lines if len(line) == 3]  # a killed one may end half-way
+
+
 def read(directory: Path) -> Report:
     """Read the records of all processes."""
     terms: dict[str, list[Term]] = defaultdict(list)
     for path in directory.glob("*.record"):
         role, pid, epoch, _ = path.name.split(".", 3)
-        units = [line.split() for line in path.read_text().splitlines()]
-        whole = [(float(unit[0]), float(unit[1])) for unit in units if len(unit) == 3]  # a killed one may end half-way
-        if whole:
+        if whole := units(path):
             terms[role].append(Term(role, int(pid), int(epoch), whole[0][0], whole[-1][1], len(whole)))
     return Report({role: sorted(found, key=lambda term: term.first) for role, found in terms.items()})

@@ -27,6 +27,12 @@ BODIES = {"poller": recorders.FENCED, "scheduler": recorders.EXTERNAL, "reconcil
 #: Quicker than the defaults, and slow enough for two busy cores: trust 1.25 s, kill 2.25 s, horizon 2.375 s.
 QUICK = {"INTERVAL_SECONDS": "0.5", "TTL_SECONDS": "3", "STOP_GRACE_SECONDS": "1"}
 
+#: The table that fenced recorders write to.
+FENCED_WRITES = """
+create table if not exists public.fenced_writes
+    (id bigserial primary key, epoch bigint not null, instance text not null)
+"""
+
 
 @dataclass(frozen=True)
 class Service:
@@ -55,10 +61,7 @@ class Service:
         done = self.call("migrate", url=postgres.url())
         assert done.returncode == 0, done.stderr
         with postgres.connect() as conn:
-            conn.execute(
-                "create table if not exists public.fenced_writes"
-                " (id bigserial primary key, epoch bigint not null, instance text not null)"
-            )
+            conn.execute(FENCED_WRITES)
 
 
 def install(bake: Path, bodies: Mapping[str, str] = BODIES) -> Service:
