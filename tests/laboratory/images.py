@@ -19,7 +19,7 @@ from uv import find_uv_bin
 BASE = "localhost/python"
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 LEFT_OUT = ("__pycache__", "site-packages", "test", "idlelib", "tkinter", "config-*", "*.a")
-CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+CERTIFICATES = Path("/etc/ssl/certs")
 
 #: Runs a command as process 1 in the root $1 as the user $2: nothing can be written, and there is no shell.
 CONTAINER = """
@@ -118,7 +118,7 @@ class Images:
         (root / "etc").mkdir(exist_ok=True)
         (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
         # how this machine reaches its package index
-        for path in (CERTIFICATES, Path("/etc/pip.conf")):
+        for path in (*CERTIFICATES.glob("*.crt"), Path("/etc/pip.conf")):  # the bundle is the one file of that kind
             if path.exists():
                 (root / path.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, root / path.relative_to("/"))
