@@ -8,15 +8,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
-from {{ cookiecutter.project_slug }} import Lease, LeaseLost
-from {{ cookiecutter.project_slug }}.config import Timing
+from {{ cookiecutter.project_slug }} import Lease, LeaseLost, Worker
+from {{ cookiecutter.project_slug }}.config import Settings, Timing
 from {{ cookiecutter.project_slug }}.keys import CHANNEL, LeaseKey
 from {{ cookiecutter.project_slug }}.lease.decision import Doubt
 from {{ cookiecutter.project_slug }}.lease.elector import Elector
@@ -31,6 +32,7 @@ from {{ cookiecutter.project_slug }}.lease.term import (
     Term,
 )
 from {{ cookiecutter.project_slug }}.schema import LATEST
+from {{ cookiecutter.project_slug }}.supervisor import StopSignals, Supervisor
 
 KEY = next(iter(LeaseKey))
 QUICK = Timing(interval=0.2, ttl=1.5, stop_grace=0.5)
@@ -591,3 +593,41 @@ def test_its_facts_are_those_of_the_moment(replica: Callable[..., Replica], conn
     heartbeats = sum(journal.heartbeats)
     until(lambda: sum(journal.heartbeats) > heartbeats, "another heartbeat is counted")
     assert journal.heartbeat_seconds > 0
+
+
+# -- the worker's connections
+
+
+def test_a_term_does_not_meet_connections_that_broke_under_an_earlier_one(
+    database_url: str, conn: psycopg.Connection
+) -> None:
+    worked: list[tuple[int, float]] = []
+
+    def work(lease: Lease) -> None:
+        with ExitStack() as stack:
+            for _ in range(4):  # as many connections at once
+                stack.enter_context(lease.transaction())
+        worked.append((lease.epoch, time.monotonic()))
+        while lease.wait(60):
+            pass
+
+    subject = Supervisor(
+        Settings(database_url=SecretStr(database_url), interval_seconds=0.2, ttl_seconds=1.5, stop_grace_seconds=0.5),
+        {KEY.role: Worker(work, effects="fenced")},
+    )
+    thread = threading.Thread(target=subject.run, args=(StopSignals(),), daemon=True)
+    thread.start()
+    try:
+        until(lambda: worked, "the first term works")
+        at = time.monotonic()
+        conn.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+        )
+        until(lambda: len(worked) > 1, "the next one works")
+        assert worked[1][0] > worked[0][0]
+        assert worked[1][1] - at < 1, "a pool waits a second after the second dead connection that it meets"
+    finally:
+        subject.stop()
+        thread.join(20)
+    assert not thread.is_alive()

@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     ops_listen: str = Field(
         default="127.0.0.1:9464", description="where probes, metrics and the page are served; off: nowhere"
     )
-    pool_max_size: int = Field(default=10, ge=1, le=1000, description="work connections of one replica")
+    pool_max_size: int = Field(default=10, ge=1, le=1000, description="work connections of one leader")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = Field(
         default="auto", description="auto: for people on a terminal, JSON elsewhere"

@@ -72,7 +72,8 @@ class Facts:
 class Supervisor:
     """Runs workers as their leases come and go.
 
-    With no worker it stays up, so that a deployment with every toggle off is a healthy one. Start it once; `stop` may come before, during and after, from any thread, any number of times.
+    With no worker it stays up, so that a deployment with every toggle off is a healthy one. Start it once; `stop` may
+    come before, during and after, from any thread, any number of times.
     """
 
     def __init__(self, settings: Settings, workers: Mapping[str, Worker]) -> None:
@@ -81,7 +82,7 @@ class Supervisor:
         self._workers = workers
         self._timing = settings.timing
         self._drain_timeout = settings.drain_timeout_seconds
-        self._pool = WorkPool(settings)
+        self._settings = settings
         self._elector = Elector(
             settings.lease_url,
             self.instance,
@@ -125,7 +126,6 @@ class Supervisor:
         thread.join(self._drain_timeout + self._timing.ttl)
         if working := self._elector.working:
             self._overrun(working[0])
-        self._pool.close()
         if self._elector.fatal is not None:
             print(f"{self._elector.fatal}; run: {DISTRIBUTION} migrate", file=sys.stderr)
             return EXIT_CONFIG
@@ -140,13 +140,14 @@ class Supervisor:
             done.set()
 
     def _start(self, term: Term) -> None:
-        threading.Thread(target=self._work, args=(term,), name=f"worker-{term.key.role}", daemon=True).start()
+        pool = WorkPool(self._settings)  # of this term: what ended an earlier one may have broken its connections, too
+        threading.Thread(target=self._work, args=(term, pool), name=f"worker-{term.key.role}", daemon=True).start()
 
-    def _work(self, term: Term) -> None:
+    def _work(self, term: Term, pool: WorkPool) -> None:
         role = term.key.role
         log.info("worker.started", role=role, epoch=term.epoch)
         try:
-            run_worker(self._workers[role], Lease(term, self.instance, self._pool, self._timing.ttl), term)
+            run_worker(self._workers[role], Lease(term, self.instance, pool, self._timing.ttl), term)
             log.warning("worker.returned", role=role, hint="run() should end only when its lease tells it to")
         except LeaseLost as reason:
             log.info("worker.stopped", role=role, reason=str(reason))
@@ -155,6 +156,7 @@ class Supervisor:
         finally:
             term.ended.set()
             self._elector.worker_ended()
+            pool.close()
 
     def _overrun(self, role: str) -> None:
         log.error("worker.would_not_stop", role=role, drain_timeout_seconds=self._drain_timeout)

@@ -37,7 +37,7 @@ POOL_TIMEOUT = 5.0  # seconds to wait for a work connection, at most: the end of
 
 
 class WorkPool:
-    """Work connections of one replica; none is opened before it is needed, so a stand-by has none."""
+    """Work connections of one term; none is opened before it is needed."""
 
     def __init__(self, settings: Settings) -> None:
         self._options: dict[str, Any] = {
