@@ -36,6 +36,15 @@ def each_second(conn: psycopg.Connection, run: Run) -> None:
 '''
 
 
+#: What a PodMonitor may say, from the operator's own Go types.
+OPERATOR = ("@kubernetes-models/prometheus-operator@6.0.0", "typescript@5.9.3")
+TYPED = """
+import type { IPodMonitor } from "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1";
+export const monitor: IPodMonitor = %s;
+"""
+TSC = ("npx", "tsc", "--noEmit", "--strict", "--skipLibCheck", "--module", "nodenext", "--target", "es2022")
+
+
 def check(*command: str | Path, cwd: Path, **environment: str) -> str:
     """Run a tool that has to find nothing wrong; returns what it printed."""
     done = subprocess.run(
@@ -82,7 +91,7 @@ def test_kubernetes_takes_every_manifest(bake: Bake, workers: str) -> None:
         resource["kind"]: resource
         for resource in yaml.safe_load_all(check("kubectl", "kustomize", manifests, cwd=manifests))
     }
-    monitor = resources.pop("PodMonitor")  # no kind of Kubernetes' own, so there is no schema
+    monitor = resources.pop("PodMonitor")  # no kind of Kubernetes' own
     for resource in resources.values():
         kubernetes_validate.validate(resource, "1.37", strict=True)
     assert set(resources) - {"CronJob"} == {"ConfigMap", "Deployment", "Job", "PodDisruptionBudget"}
@@ -98,6 +107,17 @@ def test_kubernetes_takes_every_manifest(bake: Bake, workers: str) -> None:
     assert resources["Job"]["spec"]["template"]["metadata"]["labels"] != pod["metadata"]["labels"]
     toggles = {name: value for name, value in resources["ConfigMap"]["data"].items() if name.endswith("_ENABLED")}
     assert toggles == {f"{PREFIX}{name.upper()}_ENABLED": "false" for name in workers.split(",")}
+
+
+@pytest.mark.needs("npm", "node")
+def test_the_prometheus_operator_takes_its_manifest_and_would_refuse_a_misspelt_one(bake: Bake, tmp_path: Path) -> None:
+    monitor = yaml.safe_load((bake() / "deploy/kubernetes/podmonitor.yaml").read_text())
+    check("npm", "install", "--silent", "--no-audit", "--no-fund", *OPERATOR, cwd=tmp_path)
+    (tmp_path / "monitor.mts").write_text(TYPED % json.dumps(monitor))
+    check(*TSC, "monitor.mts", cwd=tmp_path)
+    (tmp_path / "misspelt.mts").write_text(TYPED % json.dumps(monitor).replace("interval", "intervall"))
+    with pytest.raises(AssertionError, match="intervall"):
+        check(*TSC, "misspelt.mts", cwd=tmp_path)
 
 
 def test_the_settings_of_the_manifests_are_settings_and_the_grace_is_longer_than_the_drain(project: Path) -> None:
