@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import TEMPLATE, failover, generation, poolers, process, report, standing_by
+from . import TEMPLATE, failover, generation, poller, poolers, process, report, standing_by
 from .contestants import contestants, versions
 
-PARTS = ("failover", "poolers", "standing_by", "process", "generation")
+PARTS = ("failover", "poolers", "standing_by", "process", "poller", "generation")
 
 
 def tell(text: str) -> None:
@@ -24,6 +24,8 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=5, help="trials of each (5)")
     parser.add_argument("--at-once", type=int, default=3, help="fail-over trials at once: they mostly wait (3)")
     parser.add_argument("--standbys", nargs="+", type=int, default=[1, 10, 100, 300], help="(1 10 100 300)")
+    parser.add_argument("--rows", nargs="+", type=int, default=[0, 100_000, 1_000_000], help="(0 100000 1000000)")
+    parser.add_argument("--seconds", type=float, default=10, help="of work to look at in each trial of a queue (10)")
     parser.add_argument("--out", type=Path, default=TEMPLATE / "docs", help="where to write (docs)")
     options = parser.parse_args()
     results: dict[str, Any] = {}
@@ -34,6 +36,10 @@ def main() -> int:
             results["generation"] = generation.measure(directory, options.trials)
             results["first_minute"] = generation.first_minute(directory, options.trials)
             tell(f"{results['generation']} {results['first_minute']}")
+        if "poller" in options.only:
+            results["poller"] = poller.measure(
+                directory / "queues", options.rows, options.trials, options.seconds, options.among, tell
+            )
         everybody = contestants(directory)
         chosen = [each for each in everybody if not options.among or any(word in each.name for word in options.among)]
         default = everybody[0]

@@ -10,7 +10,7 @@ from uv import find_uv_bin
 
 from laboratory.environment import clean_environment
 from laboratory.servers import Postgres, embedded_binaries
-from laboratory.service import FENCED_WRITES, Replica, install
+from laboratory.service import FENCED_WRITES, ROLES, Replica, install
 
 from . import TEMPLATE
 
@@ -79,7 +79,7 @@ def service(directory: Path, name: str, timing: Mapping[str, str]) -> Contestant
         install(project)
     command = str(project / ".venv" / "bin" / "acme-billing")
     roles = {"scheduler": f"this service, {name}, external", "poller": f"this service, {name}, fenced"}
-    toggles = {f"{role.upper()}_ENABLED": "true" for role in roles}
+    toggles = {f"{role.upper()}_ENABLED": "true" for role in ROLES}  # all three compete, two are in the tables
     settings = {"LOG_FORMAT": "json", **toggles, **timing}
     return Contestant(
         f"service-{name}",
@@ -92,13 +92,19 @@ def service(directory: Path, name: str, timing: Mapping[str, str]) -> Contestant
     )
 
 
-def peer(directory: Path, name: str, script: str, *packages: str, restless: float) -> Contestant:
-    """A peer, installed at its stated version."""
+def environment_of(directory: Path, name: str, *packages: str) -> Path:
+    """The interpreter of an environment with these packages, made on first use."""
     environment = directory / name
+    python = environment / "bin" / "python"
     if not environment.exists():
         uv("venv", "-q", environment)
-        uv("pip", "install", "-q", "-p", environment / "bin" / "python", *packages)
-    python = str(environment / "bin" / "python")
+        uv("pip", "install", "-q", "-p", python, *packages)
+    return python
+
+
+def peer(directory: Path, name: str, script: str, *packages: str, restless: float) -> Contestant:
+    """A peer, installed at its stated version."""
+    python = str(environment_of(directory, name, *packages))
     command = (python, str(PEERS / f"{script}_peer.py"))
     installer = PEERS / f"{script}_install.py"
     prepare = (python, str(installer)) if installer.exists() else ()

@@ -1,5 +1,6 @@
 """One replica as a process: from its start to leading, what importing costs, its memory, and its CPU when idle."""
 
+import contextlib
 import os
 import subprocess
 import time
@@ -40,6 +41,17 @@ def cpu(pid: int) -> float:
     """Seconds of CPU that a process has had."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def cpu_of_children(pid: int) -> float:
+    """Seconds of CPU of a process's children, living and dead; not of the process itself."""
+    dead = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[13:15]
+    living = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    seconds = sum(map(int, dead)) / TICKS
+    for child in living:
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            seconds += cpu(int(child))
+    return seconds
 
 
 def import_seconds(python: Path) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from .failover import FAULTS, WATCHED, Trial
 from .generation import FirstMinute, Generated
+from .poller import Poller, medians
 from .poolers import Pooled
 from .process import IDLE, Process
 from .standing_by import StandingBy
@@ -94,7 +95,7 @@ def standing_by(found: Sequence[StandingBy]) -> list[str]:
         for each in found
     ]
     head = ["stand-bys", "statements a second", "connections", "server CPU, of one core", "MiB a backend"]
-    return ["## Standing by", "", "A leader and stand-bys with two roles each.", "", *table(head, rows)]
+    return ["## Standing by", "", "A leader and stand-bys with three roles each.", "", *table(head, rows)]
 
 
 def process(found: Process) -> list[str]:
@@ -110,6 +111,47 @@ def process(found: Process) -> list[str]:
         [f"CPU of a stand-by over {IDLE:g} s", f"{found.cpu_percent:.2f} %", "0.3 %", goal(found.cpu_percent, 0.3)],
     ]
     return ["## The process", "", *table(["", "measured", "goal", ""], rows)]
+
+
+def poller(found: Poller) -> list[str]:
+    service = found.throughput[0].queue
+    per_cpu = medians(found.throughput, "tasks_per_cpu_second")
+    rows = []
+    for each in found.throughput:
+        better = max((per_cpu[key] for key in per_cpu if key[0] != service and key[1] == each.behind), default=0)
+        ratio = per_cpu[each.queue, each.behind] / better if better else 0
+        said = f"{ratio:.1f} times the better one; goal 2: {'met' if ratio >= 2 else '**missed**'}"
+        rows.append(
+            [
+                each.queue,
+                f"{each.behind:,}",
+                spread(each.tasks_per_second, 0),
+                spread(each.tasks_per_cpu_second, 0),
+                said if better and each.queue == service else "",
+            ]
+        )
+    rates = [rate for (name, _), rate in medians(found.throughput, "tasks_per_second").items() if name == service]
+    slow, wake = min(rates) / max(rates), sorted(found.wake_up_ms)
+    late = wake[int(len(wake) * 0.95)]
+    flat = "met" if min(rates) >= 5000 else "**missed**"
+    plans = [line for name, plan in found.plans.items() for line in ("", f"`{name}`", "", "```text", *plan, "```")]
+    return [
+        "## Poller",
+        "",
+        "One worker process and one trivial task, which inserts one row; so many done rows, and at least as many waiting",
+        "ones, behind it. A second of CPU is one of the worker and the server together.",
+        "",
+        *table(["", "rows behind", "tasks a second", "tasks a second of CPU", ""], rows),
+        "",
+        f"At its slowest size this service runs {slow:.0%} of its fastest; 5,000 a second: {flat}. From NOTIFY to the",
+        f"effect in an idle queue (n = {len(wake)}): median {statistics.median(wake):.1f} ms, 95 % below {late:.1f} ms, at most",
+        f"{wake[-1]:.1f} ms.",
+        "",
+        "<details><summary>Plans of its statements, with the most rows behind it</summary>",
+        *plans,
+        "",
+        "</details>",
+    ]
 
 
 def generated(found: Sequence[Generated]) -> list[str]:
@@ -166,6 +208,7 @@ SECTIONS: dict[str, Callable[[Any], list[str]]] = {
     "poolers": poolers,
     "standing_by": standing_by,
     "process": process,
+    "poller": poller,
     "generation": generated,
     "first_minute": first_minute,
 }

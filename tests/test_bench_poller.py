@@ -1,29 +1,30 @@
 """The poller's measurement runs, and what does not depend on the machine holds: nothing twice, no table scan."""
 
-import argparse
-import json
-import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from bench import poller
+from bench import poller, report
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_small_run_counts_each_effect_once_and_its_plans_go_by_indexes() -> None:
-    options = argparse.Namespace(rows=[20_000], measured=10_000, trials=5, load=os.getloadavg())
+def test_a_small_run_next_to_a_peer_and_its_plans_go_by_indexes() -> None:
     # not below pytest's own directory, which the server's user can't reach
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         Path(name).chmod(0o755)
-        results = json.loads(json.dumps(poller.measure(options, Path(name))))
-    (run,) = results["runs"]
-    assert run["effects_twice"] == 0
-    assert run["tasks_per_second"] > 300, "a fifteenth of what a quiet machine does"
-    assert results["wake_up_ms"]["median"] < 500, "it is woken, and does not wait for its next look"
+        found = poller.measure(Path(name) / "queues", [20_000], 1, 3, ["pgqueuer"], print)
+    assert [(each.queue, each.behind) for each in found.throughput] == [("this service", 20_000), ("pgqueuer", 20_000)]
+    for each in found.throughput:
+        assert each.tasks_per_second[0] > 100
+        assert each.tasks_per_cpu_second[0] > 100
+    assert sorted(found.wake_up_ms)[len(found.wake_up_ms) // 2] < 500, (
+        "it is woken, and does not wait for its next look"
+    )
     for name in poller.EXPLAINED:
-        assert "Seq Scan" not in "\n".join(run["plans"][name])
-        assert "Index" in "\n".join(run["plans"][name])
-    assert f"| 20,000 | 20,000 | 10,000 | {run['tasks_per_second']:,} |" in poller.markdown(results)
+        assert "Seq Scan" not in "\n".join(found.plans[name])
+        assert "Index" in "\n".join(found.plans[name])
+    text = "\n".join(report.poller(found))
+    assert "| this service | 20,000 |" in text
+    assert "times the better one" in text
