@@ -50,46 +50,45 @@ def postgres_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def _create_database(postgres_url: str) -> Iterator[Callable[[str | None], str]]:
-    """Creates a database, as a copy of another where one is named, and returns its conninfo. All are dropped."""
-    created: list[str] = []
+def _new_database(postgres_url: str) -> Callable[[str], AbstractContextManager[str]]:
+    """`with _new_database(template) as url:` is a database as a copy of another, dropped in the end."""
 
-    def create(template: str | None) -> str:
+    @contextmanager
+    def context(template: str) -> Iterator[str]:
         name = f"test_{uuid.uuid4().hex}"
-        admin.execute(
-            sql.SQL("create database {} template {}").format(
-                sql.Identifier(name), sql.Identifier(template or "template0")
-            )
-        )
-        created.append(name)
-        return make_conninfo(postgres_url, dbname=name)
+        names = {"name": sql.Identifier(name), "template": sql.Identifier(template)}
+        with psycopg.connect(postgres_url, autocommit=True) as admin:
+            admin.execute(sql.SQL("create database {name} template {template}").format(**names))
+            try:
+                yield make_conninfo(postgres_url, dbname=name)
+            finally:
+                admin.execute(sql.SQL("drop database if exists {name} with (force)").format(**names))
 
-    with psycopg.connect(postgres_url, autocommit=True) as admin:
-        try:
-            yield create
-        finally:
-            for name in created:
-                admin.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+    return context
 
 
 @pytest.fixture(scope="session")
-def _migrated(_create_database: Callable[[str | None], str]) -> str:
+def _migrated(_new_database: Callable[[str], AbstractContextManager[str]]) -> Iterator[str]:
     """Name of a migrated database that the tests' own are copied from."""
-    with psycopg.connect(_create_database(None), autocommit=True) as conn:
-        migrate(conn)
-        return conn.info.dbname
+    with _new_database("template0") as url:
+        with psycopg.connect(url, autocommit=True) as conn:
+            migrate(conn)
+            name = conn.info.dbname
+        yield name
 
 
 @pytest.fixture
-def empty_database_url(_create_database: Callable[[str | None], str]) -> str:
+def empty_database_url(_new_database: Callable[[str], AbstractContextManager[str]]) -> Iterator[str]:
     """Conninfo of a fresh database in which nothing was migrated."""
-    return _create_database(None)
+    with _new_database("template0") as url:
+        yield url
 
 
 @pytest.fixture
-def database_url(_create_database: Callable[[str | None], str], _migrated: str) -> str:
+def database_url(_new_database: Callable[[str], AbstractContextManager[str]], _migrated: str) -> Iterator[str]:
     """Conninfo of a fresh, migrated database of this test's own."""
-    return _create_database(_migrated)
+    with _new_database(_migrated) as url:
+        yield url
 
 
 @pytest.fixture

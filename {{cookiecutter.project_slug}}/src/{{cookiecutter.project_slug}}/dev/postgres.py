@@ -19,8 +19,8 @@ from ..config import ConfigError
 from ..keys import ENV_PREFIX
 
 # The server lives exactly as long as our end of its standard input: however we end, SIGKILL included, `read` returns,
-# SIGINT stops the server at once (SIGTERM would wait for its clients) and nothing stays on the disk. SIGINT is sent until the server is gone:
-# one that arrives between the start of the program and its signal handlers is lost (seen).
+# SIGINT stops the server at once (SIGTERM would wait for its clients) and nothing stays on the disk. SIGINT is sent
+# until the server is gone: one that arrives between the start of the program and its signal handlers is lost (seen).
 _LIFE_OF_A_SERVER = """
 bin=$1 dir=$2
 shift 2
@@ -81,8 +81,7 @@ class _Server:
             nobody = pwd.getpwnam("nobody")
             demotion = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
         runs = _runs(package, demotion)
-        # not $TMPDIR: a socket's path is limited to about 100 bytes, and `nobody` must reach it
-        self.directory = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+        self.directory = Path(tempfile.mkdtemp(prefix="pg-", dir=_room()))
         try:
             if not runs:
                 package = _copied(package, self.directory)
@@ -116,6 +115,16 @@ class _Server:
         self._process.stdin.close()
         self._process.wait()
         shutil.rmtree(self.directory, ignore_errors=True)  # a server that ended by itself left it
+
+
+def _room() -> str:
+    """Where servers live: in memory where there is plenty, which makes the tests a third faster.
+
+    Not $TMPDIR: a socket's path is limited to about 100 bytes, and `nobody` must reach it.
+    """
+    memory = Path("/dev/shm")
+    plenty = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30
+    return str(memory) if plenty else "/tmp"
 
 
 def _package() -> Path:
