@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class Pooled:
     told: str  # what the log says of it, if anything
 
 
-def run(contestant: Contestant, *, busy: bool, watched: float = WATCHED) -> list[Pooled]:
+def run(contestant: Contestant, *, busy: bool) -> list[Pooled]:
     with stage(contestant, replicas=0) as here, ExitStack() as stack:
         bouncer = PgBouncer(here.directory.parent / "pgbouncer", here.postgres, "transaction", 20).start()
         stack.callback(bouncer.stop)
@@ -36,7 +37,7 @@ def run(contestant: Contestant, *, busy: bool, watched: float = WATCHED) -> list
         at = time.monotonic()
         replicas = [contestant.start(bouncer.url(), here.directory, number) for number in range(REPLICAS)]
         stack.callback(end, replicas)
-        time.sleep(watched)
+        time.sleep(WATCHED)
         until = time.monotonic()
         logs = "".join(replica.log for replica in replicas)
         told = "refused, names the setting" if "session.refused" in logs else "errors" if "Error" in logs else "nothing"
@@ -47,10 +48,8 @@ def run(contestant: Contestant, *, busy: bool, watched: float = WATCHED) -> list
         return found
 
 
-def measure(contestants: Sequence[Contestant], watched: float = WATCHED) -> list[Pooled]:
-    return [
-        result
-        for contestant in contestants
-        for busy in (False, True)
-        for result in run(contestant, busy=busy, watched=watched)
-    ]
+def measure(contestants: Sequence[Contestant], at_once: int) -> list[Pooled]:
+    """All of them, some at a time."""
+    jobs = [(contestant, busy) for contestant in contestants for busy in (False, True)]
+    with ThreadPoolExecutor(at_once) as pool:
+        return [result for found in pool.map(lambda job: run(job[0], busy=job[1]), jobs) for result in found]

@@ -65,6 +65,8 @@ def failover(trials: Sequence[Trial]) -> list[str]:
     return [
         "## Fail-over",
         "",
+        "![Seconds without a worker, and with two](bench-failover.svg)",
+        "",
         f"Three replicas; seconds in which nobody worked, median (minimum to maximum) of {each} trials. After all faults but",
         f"the first two we watched for {WATCHED:g} s, so {WATCHED:g} means: nobody took over. **Two** is for how long two",
         "replicas worked at once, in those trials in which they did.",
@@ -238,8 +240,6 @@ def write(results: Results, directory: Path, versions: Sequence[str]) -> None:
         "",
         f"By `uv run python -m bench` on {machine()}; {', '.join(versions)}. All on loopback and in network namespaces of",
         "its own; same faults, same recorder and same checker for all. Data: [bench.json](bench.json).",
-        "",
-        "![Seconds without a worker, and with two](bench-failover.svg)",
         "",
     ]
     text = "\n".join(head) + "\n\n".join("\n".join(part) for part in parts) + "\n"
