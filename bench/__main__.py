@@ -8,6 +8,7 @@ from typing import Any
 
 from . import TEMPLATE, failover, generation, poller, poolers, process, report, standing_by
 from .contestants import contestants, versions
+from .queues import QUEUE_PACKAGES
 
 PARTS = ("failover", "poolers", "standing_by", "process", "poller", "generation")
 
@@ -18,7 +19,9 @@ def tell(text: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m bench", description=sys.modules["bench"].__doc__)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure (all)")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure; those measured before are kept (all)"
+    )
     parser.add_argument("--among", nargs="+", default=[], help="words in the names of those to measure (all)")
     parser.add_argument("--faults", nargs="+", choices=list(failover.FAULTS), default=list(failover.FAULTS))
     parser.add_argument("--trials", type=int, default=5, help="trials of each (5)")
@@ -28,14 +31,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10, help="of work to look at in each trial of a queue (10)")
     parser.add_argument("--out", type=Path, default=TEMPLATE / "docs", help="where to write (docs)")
     options = parser.parse_args()
-    results: dict[str, Any] = {}
     options.out.mkdir(parents=True, exist_ok=True)
+    stated = [*versions(), *(each for packages in QUEUE_PACKAGES.values() for each in packages)]
+    results = report.load(options.out, stated)
 
     def found(part: str, what: Any) -> None:
         results[part] = what
         if part not in ("failover", "poller"):  # those tell as they go
             tell(str(what))
-        report.write(results, options.out, versions())  # each time: what breaks later loses nothing
+        report.write(results, options.out, stated)  # each time: what breaks later loses nothing
 
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)

@@ -4,14 +4,14 @@ import json
 import platform
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from .failover import FAULTS, WATCHED, Trial
 from .generation import FirstMinute, Generated
-from .poller import Poller, medians
+from .poller import Poller, Throughput, medians
 from .poolers import Pooled
 from .process import IDLE, Process
 from .standing_by import StandingBy
@@ -72,7 +72,49 @@ def failover(trials: Sequence[Trial]) -> list[str]:
         "replicas worked at once, in those trials in which they did.",
         "",
         *table(["", *faults], rows),
+        *goals(trials),
     ]
+
+
+def median(trials: Sequence[Trial], name: str, fault: str) -> float:
+    return statistics.median(trial.nobody for trial in trials if (trial.contestant, trial.fault) == (name, fault))
+
+
+def goals(trials: Sequence[Trial]) -> list[str]:
+    """What we wanted of this service, and whether it came out so."""
+    ours = [name for name in names(trials) if name.startswith("this service")]
+    if not ours:
+        return []
+    faults = [
+        fault for fault in FAULTS if all(any((t.contestant, t.fault) == (n, fault) for t in trials) for n in ours)
+    ]
+    rows = []
+
+    def goal(text: str, value: str, *, reached: bool) -> None:
+        rows.append([text, value, "met" if reached else "**missed**"])
+
+    two = [trial for trial in trials if trial.contestant in ours and trial.several > 0]
+    count = sum(trial.contestant in ours for trial in trials)
+    goal("never two leaders", f"in {len(two)} of {count} trials", reached=not two)
+    for name in ours:
+        if "SIGTERM" in faults:
+            found = median(trials, name, "SIGTERM")
+            goal(f"{name}: SIGTERM hands over in 0.02 s", f"{found:.3f} s", reached=found < 0.02)
+        if "SIGKILL" in faults and name.endswith("fenced"):
+            found, interval = median(trials, name, "SIGKILL"), 0.25 if "fast" in name else 1.0
+            goal(f"{name}: SIGKILL within an interval, {interval:g} s", f"{found:.2f} s", reached=found < interval)
+    peers = [name for name in names(trials) if name not in ours]
+    safe = [name for name in peers if not any(t.contestant == name and t.several > 0 for t in trials)]
+    for fault in faults:
+        behind = [
+            f"{peer} ({median(trials, peer, fault):.2f} s)"
+            for peer in safe
+            if any((t.contestant, t.fault) == (peer, fault) for t in trials)
+            and median(trials, peer, fault) < min(median(trials, name, fault) for name in ours)
+        ]
+        text = f"{fault}: ahead of each peer that never had two leaders"
+        goal(text, f"behind {', '.join(behind)}" if behind else f"{len(safe)} of them", reached=not behind)
+    return ["", *table(["goal", "measured", ""], rows)]
 
 
 def poolers(found: Sequence[Pooled]) -> list[str]:
@@ -97,7 +139,21 @@ def standing_by(found: Sequence[StandingBy]) -> list[str]:
         for each in found
     ]
     head = ["stand-bys", "statements a second", "connections", "server CPU, of one core", "MiB a backend"]
-    return ["## Standing by", "", "A leader and stand-bys with three roles each.", "", *table(head, rows)]
+    most = found[-1]
+    said = (
+        "met"
+        if most.statements_per_second < 1.1 * (most.standbys + 1) and most.connections == most.standbys + 1
+        else "**missed**"
+    )
+    return [
+        "## Standing by",
+        "",
+        "A leader and stand-bys with three roles each. Goal: a connection and about a statement a second for each: "
+        + said
+        + ".",
+        "",
+        *table(head, rows),
+    ]
 
 
 def process(found: Process) -> list[str]:
@@ -141,7 +197,8 @@ def poller(found: Poller) -> list[str]:
         "## Poller",
         "",
         "One worker process and one trivial task, which inserts one row; so many done rows, and at least as many waiting",
-        "ones, behind it. A second of CPU is one of the worker and the server together.",
+        "ones, behind it. A second of CPU is one of the worker and the server together. This service runs up to 500 tasks in",
+        "one transaction, so exactly once; the tasks of the others commit one by one, and may run again after a crash.",
         "",
         *table(["", "rows behind", "tasks a second", "tasks a second of CPU", ""], rows),
         "",
@@ -206,6 +263,16 @@ def picture(trials: Sequence[Trial]) -> str:
     )
 
 
+KINDS: dict[str, Callable[..., Any]] = {
+    "failover": Trial,
+    "poolers": Pooled,
+    "standing_by": StandingBy,
+    "process": Process,
+    "poller": Poller,
+    "generation": Generated,
+    "first_minute": FirstMinute,
+}
+
 SECTIONS: dict[str, Callable[[Any], list[str]]] = {
     "poolers": poolers,
     "standing_by": standing_by,
@@ -214,6 +281,23 @@ SECTIONS: dict[str, Callable[[Any], list[str]]] = {
     "generation": generated,
     "first_minute": first_minute,
 }
+
+
+def load(directory: Path, versions: Sequence[str]) -> dict[str, Any]:
+    """What an earlier run of the same versions on the same machine has found, so that one part can be measured again."""
+    path = directory / "bench.json"
+    document = json.loads(path.read_text()) if path.exists() else {}
+    if (document.pop("machine", None), document.pop("versions", None)) != (machine(), list(versions)):
+        return {}
+    return {part: _loaded(part, data) for part, data in document.items()}
+
+
+def _loaded(part: str, data: Any) -> Any:
+    kind = KINDS[part]
+    if isinstance(data, list):
+        return [each if isinstance(each, str) else kind(**each) for each in data]
+    found = kind(**data)
+    return replace(found, throughput=[Throughput(**each) for each in found.throughput]) if part == "poller" else found
 
 
 def write(results: Results, directory: Path, versions: Sequence[str]) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.failover import Trial
-from bench.report import write
+from bench.poller import Poller, Throughput
+from bench.report import goals, load, write
 from bench.spans import Span, read, seconds
 from laboratory.environment import clean_environment
 
@@ -39,6 +40,36 @@ def test_a_trial_that_failed_is_told_in_the_report(tmp_path: Path) -> None:
     text = (tmp_path / "bench.md").read_text()
     assert "failed: them, SIGTERM: broken" in text
     assert "0.50" in text
+
+
+def test_a_missed_goal_is_told() -> None:
+    ours, slow = "this service, fast timing, fenced", "a peer"
+    trials = [
+        Trial(ours, "SIGTERM", "x", 0.01, 0.0, 2.0),
+        Trial(ours, "SIGKILL", "x", 0.3, 0.0, 2.0),
+        Trial(slow, "SIGTERM", "x", 5.0, 0.0, 9.0),
+        Trial(slow, "SIGKILL", "x", 0.2, 0.0, 9.0),
+    ]
+    verdicts = [line.strip("| ").rpartition(" | ")[2] for line in goals(trials)[3:]]
+    assert verdicts == [
+        "met",  # never two
+        "met",  # hands over
+        "**missed**",  # SIGKILL within an interval
+        "met",  # ahead of the peer at SIGTERM
+        "**missed**",  # and behind it at SIGKILL
+    ]
+    two = goals([Trial(ours, "SIGTERM", "x", 0.01, 1.0, 2.0)])
+    assert "in 1 of 1 trials | **missed**" in two[3]
+
+
+def test_one_part_can_be_measured_again_and_the_others_are_kept(tmp_path: Path) -> None:
+    first = {
+        "failover": [Trial("us", "SIGTERM", "x", 0.5, 0.0, 2.0)],
+        "poller": Poller([Throughput("us", 0, [1.0], [2.0])], [3.0], {"LOOK": ["Index Scan"]}),
+    }
+    write(first, tmp_path, ["PostgreSQL 0"])
+    assert load(tmp_path, ["PostgreSQL 0"]) == first
+    assert load(tmp_path, ["PostgreSQL 1"]) == {}, "another version is another measurement"
 
 
 @pytest.mark.slow
