@@ -47,7 +47,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def names(trials: Sequence[Trial]) -> list[str]:
-    return list(dict.fromkeys(trial.contestant for trial in trials))
+    """This service first, then its peers."""
+    return sorted({trial.contestant for trial in trials}, key=lambda name: (not name.startswith("this service"), name))
 
 
 def cell(trials: Sequence[Trial], name: str, fault: str) -> str:

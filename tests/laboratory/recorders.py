@@ -100,8 +100,11 @@ INSERT = "insert into public.fenced_writes (epoch, instance) values (%s, %s)"
 
 def run(lease: Lease) -> None:
     hold = Path(os.environ["RECORD_DIRECTORY"], "hold")
+    quiet = Path(os.environ["RECORD_DIRECTORY"], "quiet")
     with record(lease) as file:
         while lease.wait(0.003):
+            if quiet.exists():  # who counts statements wants none of ours
+                continue
             with lease.transaction() as conn:
                 conn.execute(INSERT, [lease.epoch, lease.instance])
                 done_at = time.monotonic()
