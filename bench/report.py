@@ -230,7 +230,7 @@ def first_minute(found: FirstMinute) -> list[str]:
 def picture(trials: Sequence[Trial]) -> str:
     """A row for each contestant, a column for each fault: grey is nobody, red is two."""
     faults = [fault for fault in FAULTS if any(trial.fault == fault for trial in trials)]
-    left, column, row, head = 230, 128, 34, 52
+    left, column, row, head = 262, 128, 34, 52
     scale = (column - 16) / WATCHED
     parts = []
     for index, fault in enumerate(faults):
