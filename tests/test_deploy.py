@@ -294,6 +294,7 @@ def test_all_workers_work_and_hand_over_under_the_least_role(
         }.items():
             wait_until(lambda: conn.execute(done).fetchall(), 20, lambda: f"the {worker} works\n{logs()}")  # noqa: B023
     check(command, "doctor", cwd=tmp_path, **service, **{f"{PREFIX}POLLER_ENABLED": "true"})
+    check(command, "verify", cwd=tmp_path, **service)
     cron_job = yaml.safe_load((project / "deploy/kubernetes/cronjob.yaml").read_text())
     (container,) = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     check(command, *container["args"], cwd=tmp_path, **service)

@@ -1,7 +1,7 @@
 """Three promises of the lease, tried out on the configured database: one leads, another takes over, no pooler is trusted.
 
-Real replicas of the lease, in threads of this process, compete for a key that no role has. Its row is deleted at the
-end, or by the next run where this one was killed; no other row and no other key is touched.
+Real replicas of the lease, in threads of this process, compete for a key that no role has. No other row and no other key
+is touched.
 """
 
 import threading
@@ -31,23 +31,23 @@ ROLE = "verify"
 REPLICAS = 3
 SLACK_SECONDS = 10.0  # for connecting and probing on a slow network
 
-# Rows of a run that was killed: no session has their lock.
-SWEEP = """
-delete from {{cookiecutter.project_slug}}.lease
- where key = any(%(keys)s) and coalesce(acquired_at, released_at) < clock_timestamp() - interval '10 minutes'
-   and not exists (select from pg_locks where locktype = 'advisory' and objid::bigint = lease.key)
-"""
 TIMELINE = "select ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
-# Released on this timeline, if that can be read: so the first leader has nobody to wait for.
+# A key that no run uses; of one that was killed, after a while. Released on this timeline, if that can be read, so that
+# the first leader has nobody to wait for. The row stays, since a replica's role may not delete rows of this table.
 CLAIM = """
-insert into {{cookiecutter.project_slug}}.lease (key, role, timeline, released_at)
-select key, %(role)s, %(timeline)s::bigint, clock_timestamp()
+insert into {{cookiecutter.project_slug}}.lease as mine (key, role, timeline, acquired_at, released_at)
+select key, %(role)s, %(timeline)s::bigint, clock_timestamp(), clock_timestamp()
   from unnest(%(keys)s::bigint[]) as free (key)
- where not exists (select from {{cookiecutter.project_slug}}.lease where lease.key = free.key)
+ where not exists (select from {{cookiecutter.project_slug}}.lease
+                    where lease.key = free.key and acquired_at > clock_timestamp() - interval '10 minutes')
  order by random() limit 1
-on conflict do nothing returning key
+on conflict (key) do update
+   set role = excluded.role, timeline = excluded.timeline,
+       acquired_at = excluded.acquired_at, released_at = excluded.released_at
+ where mine.acquired_at is null or mine.acquired_at < clock_timestamp() - interval '10 minutes'
+returning key
 """
-DELETE = "delete from {{cookiecutter.project_slug}}.lease where key = %(key)s and role = %(role)s"
+FREE = "update {{cookiecutter.project_slug}}.lease set acquired_at = null where key = %(key)s and role = %(role)s"
 LOOK = """
 select lease.epoch, lease.holder, lease.pid, array(
            select pid from pg_locks
@@ -173,7 +173,6 @@ class _Trial:
 
     def __enter__(self) -> "_Trial":
         keys = {"keys": [key for key in VERIFY_KEYS if key not in set(LeaseKey)]}
-        self._conn.execute(SWEEP, keys)
         row = self._conn.execute(CLAIM, {**keys, "role": ROLE, "timeline": self._timeline()}).fetchone()
         if row is None:
             raise ConfigError("every throwaway key is in use: is verify running elsewhere? Try again in ten minutes")
@@ -186,7 +185,7 @@ class _Trial:
             replica.elector.stop()
         for replica in self._replicas:
             replica.thread.join(2 * self._settings.ttl_seconds)
-        self._conn.execute(DELETE, {"key": self._key, "role": ROLE})
+        self._conn.execute(FREE, {"key": self._key, "role": ROLE})
 
     def _timeline(self) -> int | None:
         try:
