@@ -311,7 +311,7 @@ def run(*command: str | Path, cwd: Path, **more: str) -> subprocess.CompletedPro
     return subprocess.run(
         command,
         cwd=cwd,
-        env=clean_environment(PYTHONDONTWRITEBYTECODE="1", **more),
+        env=clean_environment(**more),
         capture_output=True,
         text=True,
         timeout=PATIENCE,
