@@ -155,7 +155,7 @@ class Postgres(Server):
             "-k",
             self.directory,
             *("-c", f"port={self.port}", "-c", f"listen_addresses={self.host}", "-c", "fsync=off"),
-            *("-c", "max_connections=200"),
+            *("-c", "max_connections=200", "-c", "dynamic_shared_memory_type=mmap"),  # below `data`, not in /dev/shm
             *(word for setting in settings for word in ("-c", setting)),
         )
         wait_until(self.answers, 20, lambda: f"PostgreSQL is up; its log: {self.log.read_text()[-2000:]}")
@@ -179,10 +179,13 @@ class Postgres(Server):
     def kill(self) -> None:
         """The postmaster dies; its children notice and end by themselves."""
         assert self.process is not None
+        pid_file = self.data / "postmaster.pid"
+        _, segment = pid_file.read_text().splitlines()[6].split()  # of System V shared memory, which outlives it
         self.end(signal.SIGKILL)
-        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        pid_file.unlink()
         # a new postmaster refuses to start while a child of the old one is attached to the shared memory
         wait_until(lambda: not _pids_in(str(self.data)), 10, "the orphans of the postmaster are gone")
+        subprocess.run(["ipcrm", "-m", segment], check=True)
 
     @contextlib.contextmanager
     def connect(self, database: str | None = None) -> Iterator[psycopg.Connection[Any]]:
