@@ -44,6 +44,11 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
+def verdict(reached: bool) -> str:
+    """What a table says of a goal."""
+    return "met" if reached else "**missed**"
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
 
@@ -94,7 +99,7 @@ def goals(trials: Sequence[Trial]) -> list[str]:
     rows = []
 
     def goal(text: str, value: str, *, reached: bool) -> None:
-        rows.append([text, value, "met" if reached else "**missed**"])
+        rows.append([text, value, verdict(reached)])
 
     two = [trial for trial in trials if trial.contestant in ours and trial.several > 0]
     count = sum(trial.contestant in ours for trial in trials)
@@ -147,11 +152,11 @@ def standing_by(found: Sequence[StandingBy]) -> list[str]:
     ]  # fmt: skip
     most = found[-1]
     frugal = most.statements_per_second < 1.1 * (most.standbys + 1) and most.connections == most.standbys + 1
-    goals = [
-        ["one connection and about one statement a second for each", "met" if frugal else "**missed**"],
+    wanted = [
+        ["one connection and about one statement a second for each", verdict(frugal)],
         [
             f"a server that does not notice {most.standbys} stand-bys: below 10 % of a core",
-            "met" if most.cpu_percent < 10 else "**missed**",
+            verdict(most.cpu_percent < 10),
         ],
     ]
     return [
@@ -161,21 +166,18 @@ def standing_by(found: Sequence[StandingBy]) -> list[str]:
         "",
         *table(head, rows),
         "",
-        *table(["goal", ""], goals),
+        *table(["goal", ""], wanted),
     ]
 
 
 def process(found: Process) -> list[str]:
-    def goal(value: float, limit: float) -> str:
-        return "met" if value < limit else "**missed**"
-
     start = statistics.median(found.start_to_leading)
     rows = [
-        ["start to leading", f"{spread(found.start_to_leading)} s", "0.6 s", goal(start, 0.6)],
+        ["start to leading", f"{spread(found.start_to_leading)} s", "0.6 s", verdict(start < 0.6)],
         ["import", f"{spread(found.import_seconds)} s", "", ""],
-        ["memory of a stand-by, resident", f"{found.resident_mib:.1f} MiB", "50 MiB", goal(found.resident_mib, 50)],
+        ["memory of a stand-by, resident", f"{found.resident_mib:.1f} MiB", "50 MiB", verdict(found.resident_mib < 50)],
         ["its share of that (PSS)", f"{found.proportional_mib:.1f} MiB", "", ""],
-        [f"CPU of a stand-by over {IDLE:g} s", f"{found.cpu_percent:.2f} %", "0.3 %", goal(found.cpu_percent, 0.3)],
+        [f"CPU of a stand-by over {IDLE:g} s", f"{found.cpu_percent:.2f} %", "0.3 %", verdict(found.cpu_percent < 0.3)],
     ]
     return ["## The process", "", *table(["", "measured", "goal", ""], rows)]
 
@@ -187,7 +189,7 @@ def poller(found: Poller) -> list[str]:
     for each in found.throughput:
         better = max((per_cpu[key] for key in per_cpu if key[0] != service and key[1] == each.behind), default=0)
         ratio = per_cpu[each.queue, each.behind] / better if better else 0
-        said = f"{ratio:.1f} times the better one; goal 2: {'met' if ratio >= 2 else '**missed**'}"
+        said = f"{ratio:.1f} times the better one; goal 2: {verdict(ratio >= 2)}"
         rows.append(
             [
                 each.queue,
@@ -200,7 +202,6 @@ def poller(found: Poller) -> list[str]:
     rates = [rate for (name, _), rate in medians(found.throughput, "tasks_per_second").items() if name == service]
     slow, wake = min(rates) / max(rates), sorted(found.wake_up_ms)
     late = wake[int(len(wake) * 0.95)]
-    flat = "met" if min(rates) >= 5000 else "**missed**"
     plans = [line for name, plan in found.plans.items() for line in ("", f"`{name}`", "", "```text", *plan, "```")]
     return [
         "## Poller",
@@ -211,7 +212,7 @@ def poller(found: Poller) -> list[str]:
         "",
         *table(["", "rows behind", "tasks a second", "tasks a second of CPU", ""], rows),
         "",
-        f"At its slowest size this service runs {slow:.0%} of its fastest; 5,000 a second: {flat}. From NOTIFY to the",
+        f"At its slowest size this service runs {slow:.0%} of its fastest; 5,000 a second: {verdict(min(rates) >= 5000)}. From NOTIFY to the",
         f"effect in an idle queue (n = {len(wake)}): median {statistics.median(wake):.1f} ms, 95 % below {late:.1f} ms, at most",
         f"{wake[-1]:.1f} ms.",
         "",
@@ -228,7 +229,7 @@ def generated(found: Sequence[Generated]) -> list[str]:
 
 
 def first_minute(found: FirstMinute) -> list[str]:
-    said = "met" if statistics.median(found.seconds) < 20 else "**missed**"
+    said = verdict(statistics.median(found.seconds) < 20)
     return [
         "From nothing (no virtual environment, warm package cache) to three replicas with a leader for each role, by the",
         f"command in README: {spread(found.seconds, 1)} s; goal 20 s: {said}.",

@@ -33,7 +33,7 @@ OTHERS = """
 insert into {{cookiecutter.project_slug}}.lease (key, role, epoch, holder, acquired_at)
 values (%s, %s, 7, 'x', now()), (%s, 'verify', 1, 'y', now())
 """
-ROWS = "select * from {{cookiecutter.project_slug}}.lease where holder in ('x', 'y') order by key"
+ROWS = "select * from {{cookiecutter.project_slug}}.lease where role <> 'verify' or holder = 'y' order by key"
 IN_USE = "select count(*) from {{cookiecutter.project_slug}}.lease where acquired_at is not null"
 
 
