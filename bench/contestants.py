@@ -70,13 +70,27 @@ def uv(*arguments: str | Path, cwd: Path | None = None) -> str:
     return done.stdout
 
 
+def bake(directory: Path, *answers: str) -> Path:
+    """A project with the default answers but for these."""
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "cookiecutter",
+        "--no-input",
+        "--default-config",
+        "-o",
+        directory,
+        TEMPLATE,
+    ]
+    subprocess.run([*command, *answers], env=clean_environment(), check=True, stdout=subprocess.DEVNULL)
+    return directory / "acme_billing"
+
+
 def service(directory: Path, name: str, timing: Mapping[str, str]) -> Contestant:
     """This service, generated with the default answers, with recording workers."""
     project = directory / "acme_billing"
     if not project.exists():
-        bake = [sys.executable, "-m", "cookiecutter", "--no-input", "-o", str(directory), str(TEMPLATE)]
-        subprocess.run(bake, env=clean_environment(), check=True, stdout=subprocess.DEVNULL)
-        install(project)
+        install(bake(directory))
     command = str(project / ".venv" / "bin" / "acme-billing")
     roles = {"scheduler": f"this service, {name}, external", "poller": f"this service, {name}, fenced"}
     toggles = {f"{role.upper()}_ENABLED": "true" for role in ROLES}  # all three compete, two are in the tables

@@ -4,7 +4,6 @@ Each has the same trivial task, which inserts one row, and as many done and wait
 """
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from laboratory.environment import clean_environment
 from laboratory.servers import Postgres
 from laboratory.service import Fleet, Service, install
 
-from . import TEMPLATE
-from .contestants import PEERS, environment_of
+from .contestants import PEERS, bake, environment_of
 
 QUEUE_PACKAGES = {"procrastinate": ("procrastinate==3.10.0",), "pgqueuer": ("pgqueuer==1.6.0", "asyncpg==0.32.0")}
 
@@ -47,18 +45,7 @@ class Queue:
 
 def ours(directory: Path) -> tuple[Queue, Path]:
     """This service's poller, with the handler above; and the interpreter of its environment."""
-    bake: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "cookiecutter",
-        "--no-input",
-        "--default-config",
-        "-o",
-        directory,
-        TEMPLATE,
-    ]
-    subprocess.run([*bake, "workers=poller"], check=True, capture_output=True)
-    project = directory / "acme_billing"
+    project = bake(directory, "workers=poller")
     (project / "workers/poller/src/acme_billing_poller/handlers.py").write_text(HANDLERS)
     service: Service = install(project, {})
 
