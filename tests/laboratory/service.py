@@ -1,5 +1,7 @@
 """A baked project, installed for real, whose workers record what they do; and its replicas as processes."""
 
+import contextlib
+import ctypes
 import os
 import select
 import shutil
@@ -97,13 +99,26 @@ class Replica:
         """Until it has said something: before that it may not listen for signals yet."""
         wait_until(lambda: self.log or self.process.poll() is not None, 15, "a replica has begun")
 
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+    def signal(self, number: signal.Signals, *, other_thread: bool = False) -> None:
+        """To the process; or to a thread of it that is not the main one."""
+        if other_thread:
+            assert ctypes.CDLL(None).tgkill(self.pid, self._other_thread(), number) == 0
+        else:
+            self.process.send_signal(number)
         if number in (signal.SIGSTOP, signal.SIGCONT):
             self.paused = number is signal.SIGSTOP
         self.asked = self.asked or number in (signal.SIGTERM, signal.SIGINT)
         if self.paused:  # until the last of its threads stands still
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def _other_thread(self) -> int:
+        """A thread that takes signals: the watchdog of faulthandler, renewed with each heartbeat, takes none."""
+        for path in Path(f"/proc/{self.pid}/task").glob("*/status"):
+            with contextlib.suppress(OSError):  # it has ended
+                fields = dict(line.split(":\t", 1) for line in path.read_text().splitlines())
+                if int(fields["Pid"]) != self.pid and int(fields["SigBlk"], 16) == 0:
+                    return int(fields["Pid"])
+        raise AssertionError("there is no other thread")
 
 
 @dataclass

@@ -17,7 +17,7 @@ from .lease.elector import Elector
 from .lease.identity import new_instance
 from .lease.journal import Journal, RoleFacts
 from .lease.session import Wake
-from .lease.term import LeaseLost, Term
+from .lease.term import LeaseLost, Term, clock
 from .worker import Lease, Worker, WorkPool, run_worker
 
 log = structlog.get_logger(__name__)
@@ -115,15 +115,17 @@ class Supervisor:
             log.info("service.started", instance=self.instance, roles=sorted(self._workers))
         else:
             log.info("service.idle", hint="no worker is on; see the `workers` command")
-        thread = threading.Thread(target=self._elect, args=(stop.wake,), name="elector", daemon=True)
-        thread.start()
+        threading.Thread(target=self._elect, args=(stop.wake,), name="elector", daemon=True).start()
         while not self._elected.is_set() and stop.received is None:
             stop.wake.wait(3600)
         if stop.received is not None:
             log.info("service.stopping", signal=stop.received.name, working=self._elector.working)
         self.stop()
-        # one ttl more than the workers have, to say goodbye to a server that may not answer
-        thread.join(self._drain_timeout + self._timing.ttl)
+        # One ttl more than the workers have, to say goodbye to a server that may not answer. No join: it would miss a
+        # second signal that comes just before it, or that the kernel gives to another thread.
+        until = clock() + self._drain_timeout + self._timing.ttl
+        while not self._elected.is_set() and (left := until - clock()) > 0:
+            stop.wake.wait(left)
         if working := self._elector.working:
             self._overrun(working[0])
         if self._elector.fatal is not None:
