@@ -137,6 +137,7 @@ def _client(stack: ExitStack, host: str, port: int) -> socket.socket:
     return client
 
 
+@pytest.mark.slow
 def test_slow_clients_keep_nobody_out(url: str) -> None:
     with clients(url, 3 * CLIENTS):
         until(lambda: get(url + "good") == (200, "good"), "a probe is answered")
@@ -144,6 +145,7 @@ def test_slow_clients_keep_nobody_out(url: str) -> None:
         assert before < 3 * CLIENTS
 
 
+@pytest.mark.slow
 def test_a_slow_client_is_dropped_however_it_dribbles(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.5)
     with clients(url, 1) as (client,):
@@ -420,6 +422,7 @@ def test_without_a_database_it_is_live_and_says_what_is_missing() -> None:
         assert "hunter2" not in get(url + "metrics")[1]
 
 
+@pytest.mark.slow
 def test_a_crowd_of_readers_does_not_slow_the_lease(database_url: str) -> None:
     # a trust that outlasts what else this machine may be busy with: the measure is the time of ten heartbeats
     patient = replica(database_url, {KEY.role: Worker(works)}, ttl_seconds=6)

@@ -277,6 +277,7 @@ def test_a_job_never_runs_beside_another_period_of_itself(
     machine.work.close()
 
 
+@pytest.mark.slow
 def test_an_end_is_recorded_once_the_database_is_back(
     conn: psycopg.Connection, period: datetime, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

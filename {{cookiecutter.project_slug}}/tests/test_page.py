@@ -156,6 +156,7 @@ def test_a_look_leaves_no_session_behind(database_url: str, conn: psycopg.Connec
         assert time.monotonic() < deadline
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_costs_seconds_and_no_more() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"postgresql://u:hunter2@127.0.0.1:{deaf.getsockname()[1]}/d"

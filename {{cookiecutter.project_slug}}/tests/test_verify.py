@@ -75,6 +75,7 @@ def test_no_other_row_and_no_other_lock_is_touched(database_url: str, conn: psyc
     assert conn.execute(ROWS).fetchall() == before
 
 
+@pytest.mark.slow
 def test_a_key_serves_again_and_again_and_one_of_a_killed_run_after_a_while(
     database_url: str, conn: psycopg.Connection
 ) -> None:

@@ -185,6 +185,7 @@ def test_when_asked_to_stop_it_commits_what_is_done_and_puts_the_rest_back(
     assert tasks(conn) == [("stop", "done", 1), ("stop", "done", 1), ("stop", "retry", 0)]
 
 
+@pytest.mark.slow
 def test_a_leader_that_lost_its_lease_leaves_no_effect_and_no_task_undone(
     conn: psycopg.Connection, lease: Lease, make_lease: MakeLease, database_url: str, leading: Leading
 ) -> None:
@@ -232,6 +233,7 @@ def test_a_task_wakes_the_poller_at_once(
         wait_until(lambda: effects_of(conn) == ["now"])
 
 
+@pytest.mark.slow
 def test_without_a_listening_session_it_looks_by_itself(
     conn: psycopg.Connection, lease: Lease, leading: Leading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +344,7 @@ def test_an_async_handler_may_have_its_transaction_too(
     assert effects_of(conn) == ["good", "after good"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raises", [RuntimeError("no"), asyncio.CancelledError()])
 def test_an_outside_task_that_fails_is_retried_and_dies(
     conn: psycopg.Connection, lease: Lease, leading: Leading, raises: BaseException, seldom: None
@@ -415,6 +418,7 @@ def test_an_error_of_the_database_ends_the_term(conn: psycopg.Connection, lease:
 # -- what a dead leader left
 
 
+@pytest.mark.slow
 def test_tasks_of_a_dead_leader_come_back_and_each_attempt_alone_is_counted(
     conn: psycopg.Connection, make_lease: MakeLease, database_url: str, leading: Leading
 ) -> None:

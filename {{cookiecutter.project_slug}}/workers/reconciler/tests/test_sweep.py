@@ -119,6 +119,7 @@ def test_a_locked_row_is_waited_for_by_nobody(conn: psycopg.Connection, lease: L
     assert left(conn) == [0, 1, 2, 3, 4, 5, 6, 8]
 
 
+@pytest.mark.slow
 def test_a_batch_that_takes_too_long_comes_again_with_fewer_rows(
     conn: psycopg.Connection, lease: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,6 +218,7 @@ def test_it_runs_the_latest_planned_time_and_no_other_machine_does_so_again(
     assert (status.schedule, status.next_period) == ("every 1h", ran[0].period + HOUR)
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_a_little_ahead_waits_for_the_planned_time(
     conn: psycopg.Connection, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def test_after_months_only_what_is_still_on_record_is_caught_up_with(
     settle(lease)
 
 
+@pytest.mark.slow
 def test_nothing_runs_early(conn: psycopg.Connection, lease: Lease) -> None:
     ran: list[float] = []
     job("each_second", every="1s")(lambda conn, run: ran.append((ledger.now(conn) - run.period).total_seconds()))
@@ -250,6 +251,7 @@ def test_jobs_do_not_wait_for_each_other(conn: psycopg.Connection, lease: Lease,
     assert [state for _, state, *_ in runs(conn)] == ["succeeded"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transactional", [True, False])
 def test_a_job_longer_than_its_period_neither_overlaps_itself_nor_piles_up(
     conn: psycopg.Connection, lease: Lease, transactional: bool
@@ -379,6 +381,7 @@ def test_without_a_free_connection_it_goes_on_later(
     assert [entry["event"] for entry in logs] == ["scheduler.delayed"]
 
 
+@pytest.mark.slow
 def test_jobs_run_when_planned_while_it_leads(lease: Lease, leading: Leading) -> None:
     twice = threading.Semaphore(0)
     job("each_second", every="1s")(lambda conn, run: twice.release())
