@@ -9,7 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
+import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,7 @@ import pytest
 from uv import find_uv_bin
 
 from laboratory.environment import clean_environment
+from laboratory.servers import Postgres, system_binaries
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and everything that we start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,7 +43,7 @@ class Bake(Protocol):
 class Uv(Protocol):
     """Runs uv in a directory, and fails the test with its output where it does not exit 0."""
 
-    def __call__(self, *arguments: str | Path, cwd: Path) -> str: ...
+    def __call__(self, *arguments: str | Path, cwd: Path, **environment: str) -> str: ...
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +69,30 @@ def cookiecutter(tmp_path_factory: pytest.TempPathFactory) -> Cookiecutter:
 
 
 @pytest.fixture(scope="session")
+def directory() -> Iterator[Path]:
+    """Where servers live. Not below pytest's own directory, which no other user can reach."""
+    path = Path(tempfile.mkdtemp(prefix="servers-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def postgres_system() -> Iterator[Postgres]:
+    """A server of the machine's packages; in memory where there is room, since databases come and go there."""
+    binaries = system_binaries()
+    if binaries is None:
+        pytest.skip("needs a PostgreSQL from the machine's packages")
+    memory = Path("/dev/shm")
+    plenty = memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30
+    with tempfile.TemporaryDirectory(prefix="servers-", dir=memory if plenty else None) as name:
+        Path(name).chmod(0o755)
+        server = Postgres(Path(name) / "postgres-system", binaries).start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
 def bake(cookiecutter: Cookiecutter, tmp_path_factory: pytest.TempPathFactory) -> Bake:
     def generate(**answers: str) -> Path:
         directory = tmp_path_factory.mktemp("bake")
@@ -79,12 +105,18 @@ def bake(cookiecutter: Cookiecutter, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
-def uv() -> Uv:
-    def run(*arguments: str | Path, cwd: Path) -> str:
+def uv(tmp_path_factory: pytest.TempPathFactory) -> Uv:
+    always = {
+        "UV_PYTHON": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "UV_NO_PROGRESS": "1",
+        "MYPY_CACHE_DIR": str(tmp_path_factory.mktemp("mypy")),  # what projects depend on is the same in all of them
+    }
+
+    def run(*arguments: str | Path, cwd: Path, **environment: str) -> str:
         done = subprocess.run(
             [find_uv_bin(), *arguments],
             cwd=cwd,
-            env=clean_environment(UV_PYTHON=f"{sys.version_info.major}.{sys.version_info.minor}", UV_NO_PROGRESS="1"),
+            env=clean_environment(**always) | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -10,11 +10,13 @@ from bench import poller, report
 pytestmark = pytest.mark.slow
 
 
-def test_a_small_run_next_to_a_peer_and_its_plans_go_by_indexes() -> None:
+def test_a_small_run_next_to_a_peer_and_its_plans_go_by_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller, "LEAST_WAITING", 50_000)
+    monkeypatch.setattr(poller, "WARM_UP", 0.5)
     # not below pytest's own directory, which the server's user can't reach
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         Path(name).chmod(0o755)
-        found = poller.measure(Path(name) / "queues", [20_000], 1, 3, ["pgqueuer"], print)
+        found = poller.measure(Path(name) / "queues", [20_000], 1, 1, ["pgqueuer"], print)
     assert [(each.queue, each.behind) for each in found.throughput] == [("this service", 20_000), ("pgqueuer", 20_000)]
     for each in found.throughput:
         assert each.tasks_per_second[0] > 100

@@ -30,7 +30,8 @@ from {{cookiecutter.project_slug}}.worker import WorkPool, run_worker
 # A shell starts what it runs in the background with Ctrl-C ignored, and everything that we start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TEST_DATABASE_URL = f"{ENV_PREFIX}TEST_DATABASE_URL"
+# Out of the environment, where the service would refuse it as a setting that it does not know.
+GIVEN_SERVER = os.environ.pop(f"{ENV_PREFIX}TEST_DATABASE_URL", None)
 
 NEXT_EPOCH = """
 insert into {{cookiecutter.project_slug}}.lease as lease (key, role, epoch) values (%(key)s, %(role)s, 1)
@@ -41,9 +42,9 @@ returning epoch
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """A server on which databases can be created: the one in the environment, else one of our own for this session."""
-    if url := os.environ.get(TEST_DATABASE_URL):
-        yield url
+    """A server on which databases can be created: the one given by the environment, else our own for this session."""
+    if GIVEN_SERVER:
+        yield GIVEN_SERVER
     else:
         with throwaway_postgres() as url:
             yield url

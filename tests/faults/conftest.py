@@ -1,9 +1,7 @@
 """Servers and an installed service for all trials; a fresh database for each test."""
 
 import itertools
-import shutil
 import statistics
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from laboratory.servers import PgBouncer, Postgres, embedded_binaries, system_binaries
+from laboratory.servers import PgBouncer, Postgres, embedded_binaries
 from laboratory.service import Fleet, Service, install
 
 _serial = itertools.count(1)
@@ -25,27 +23,8 @@ def service(bake: Callable[..., Path]) -> Service:
 
 
 @pytest.fixture(scope="session")
-def directory() -> Iterator[Path]:
-    """Where servers live. Not below pytest's own directory, which no other user can reach."""
-    path = Path(tempfile.mkdtemp(prefix="servers-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture(scope="session")
 def postgres_18(directory: Path) -> Iterator[Postgres]:
     server = Postgres(directory / "postgres-18", embedded_binaries()).start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="session")
-def postgres_system(directory: Path) -> Iterator[Postgres]:
-    binaries = system_binaries()
-    if binaries is None:
-        pytest.skip("needs a PostgreSQL from the machine's packages")
-    server = Postgres(directory / "postgres-system", binaries).start()
     yield server
     server.stop()
 
