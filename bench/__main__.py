@@ -2,9 +2,10 @@
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from laboratory.servers import room_for_servers
 
 from . import TEMPLATE, failover, generation, poller, poolers, process, report, standing_by
 from .contestants import contestants, versions
@@ -41,9 +42,7 @@ def main() -> int:
             tell(str(what))
         report.write(results, options.out, stated)  # each time: what breaks later loses nothing
 
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        directory = Path(name)
-        directory.chmod(0o755)
+    with room_for_servers() as directory:
         if "generation" in options.only:
             found("generation", generation.measure(directory, options.trials))
             found("first_minute", generation.first_minute(directory, options.trials))

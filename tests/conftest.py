@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +17,7 @@ import pytest
 from uv import find_uv_bin
 
 from laboratory.environment import clean_environment
-from laboratory.servers import Postgres, system_binaries
+from laboratory.servers import Postgres, room_for_servers, system_binaries
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and everything that we start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,24 +69,19 @@ def cookiecutter(tmp_path_factory: pytest.TempPathFactory) -> Cookiecutter:
 
 @pytest.fixture(scope="session")
 def directory() -> Iterator[Path]:
-    """Where servers live. Not below pytest's own directory, which no other user can reach."""
-    path = Path(tempfile.mkdtemp(prefix="servers-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
+    """Where servers live."""
+    with room_for_servers() as path:
+        yield path
 
 
 @pytest.fixture(scope="session")
 def postgres_system() -> Iterator[Postgres]:
-    """A server of the machine's packages; in memory where there is room, since databases come and go there."""
+    """A server of the machine's packages."""
     binaries = system_binaries()
     if binaries is None:
         pytest.skip("needs a PostgreSQL from the machine's packages")
-    memory = Path("/dev/shm")
-    plenty = memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30
-    with tempfile.TemporaryDirectory(prefix="servers-", dir=memory if plenty else None) as name:
-        Path(name).chmod(0o755)
-        server = Postgres(Path(name) / "postgres-system", binaries).start()
+    with room_for_servers(memory=True) as path:
+        server = Postgres(path / "postgres-system", binaries).start()
         yield server
         server.stop()
 
@@ -116,7 +110,7 @@ def uv(tmp_path_factory: pytest.TempPathFactory) -> Uv:
         done = subprocess.run(
             [find_uv_bin(), *arguments],
             cwd=cwd,
-            env=clean_environment(**always) | environment,
+            env=clean_environment(**always, **environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

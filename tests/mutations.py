@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from laboratory.environment import clean_environment
-from laboratory.servers import Postgres, embedded_binaries
+from laboratory.servers import Postgres, embedded_binaries, room_for_servers
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 SLUG = "acme_billing"
@@ -386,13 +386,11 @@ def main(words: Sequence[str] = ()) -> int:
     chosen = [m for m in MUTATIONS if not words or any(word in m.rule for word in words)]
     path = os.pathsep.join([os.environ["PATH"], "/usr/sbin"])
     missing = [mutation for mutation in chosen if mutation.needs and shutil.which(mutation.needs, path=path) is None]
-    # other users have to reach it: the server refuses to run as root
-    with tempfile.TemporaryDirectory(prefix="mutations-") as name:
-        Path(name).chmod(0o755)
-        project = generate(Path(name))
+    with room_for_servers() as directory:
+        project = generate(directory)
         for mutation in chosen:
             compile(mutated(project / "src" / SLUG, mutation), mutation.file, "exec")
-        server = Postgres(Path(name) / "postgres", embedded_binaries()).start()
+        server = Postgres(directory / "postgres", embedded_binaries()).start()
         try:
             untouched = Mutation(
                 "nothing is broken", "lease/__init__.py", '"""Leadership', '"""Leadership', LOGIC + TERM + LEASE

@@ -10,14 +10,13 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 
 from laboratory.environment import clean_environment
 from laboratory.picture import Fault, Life, draw
-from laboratory.servers import Postgres, embedded_binaries, wait_until
+from laboratory.servers import Postgres, embedded_binaries, room_for_servers, wait_until
 from laboratory.service import Fleet, Replica, install
 
 TEMPLATE = Path(__file__).resolve().parents[1]
@@ -98,9 +97,7 @@ def record(fleet: Fleet) -> str:
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory(prefix="picture-") as name:
-        directory = Path(name)
-        directory.chmod(0o755)  # the server runs as another user where we are root
+    with room_for_servers() as directory:
         bake = [sys.executable, "-m", "cookiecutter", "--no-input", "-o", str(directory), str(TEMPLATE)]
         subprocess.run(bake, env=clean_environment(), check=True, stdout=subprocess.DEVNULL)
         service = install(directory / "acme_billing")

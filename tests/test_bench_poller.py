@@ -1,11 +1,9 @@
 """The poller's measurement runs, and what does not depend on the machine holds: nothing twice, no table scan."""
 
-import tempfile
-from pathlib import Path
-
 import pytest
 
 from bench import poller, report
+from laboratory.servers import room_for_servers
 
 pytestmark = pytest.mark.slow
 
@@ -13,10 +11,8 @@ pytestmark = pytest.mark.slow
 def test_a_small_run_next_to_a_peer_and_its_plans_go_by_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "LEAST_WAITING", 50_000)
     monkeypatch.setattr(poller, "WARM_UP", 0.5)
-    # not below pytest's own directory, which the server's user can't reach
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        Path(name).chmod(0o755)
-        found = poller.measure(Path(name) / "queues", [20_000], 1, 1, ["pgqueuer"], print)
+    with room_for_servers() as directory:
+        found = poller.measure(directory / "queues", [20_000], 1, 1, ["pgqueuer"], print)
     assert [(each.queue, each.behind) for each in found.throughput] == [("this service", 20_000), ("pgqueuer", 20_000)]
     for each in found.throughput:
         assert each.tasks_per_second[0] > 100

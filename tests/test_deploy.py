@@ -6,10 +6,8 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from shutil import rmtree
 
 import kubernetes_validate
 import psycopg
@@ -19,7 +17,7 @@ from dotenv import dotenv_values
 
 from conftest import Bake, Uv
 from laboratory.environment import clean_environment
-from laboratory.servers import Postgres, embedded_binaries, wait_until
+from laboratory.servers import Postgres, embedded_binaries, room_for_servers, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -181,12 +179,10 @@ def test_process_1_heeds_sigterm(project: Path, tmp_path: Path, while_it: str, c
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    directory = Path(tempfile.mkdtemp(prefix="servers-"))
-    directory.chmod(0o755)
-    postgres = Postgres(directory / "postgres", embedded_binaries()).start()
-    yield postgres
-    postgres.stop()
-    rmtree(directory)
+    with room_for_servers() as directory:
+        postgres = Postgres(directory / "postgres", embedded_binaries()).start()
+        yield postgres
+        postgres.stop()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import pytest
 
 from conftest import Bake, Uv
 from laboratory.environment import clean_environment
-from laboratory.servers import Postgres, embedded_binaries
+from laboratory.servers import Postgres, embedded_binaries, room_for_servers
 
 pytestmark = pytest.mark.slow
 
@@ -43,10 +42,8 @@ def with_extra(bake: Bake, uv: Uv) -> Path:
 
 @pytest.fixture(scope="module")
 def database_url() -> Iterator[str]:
-    # not below pytest's own directory, which the server's user can't reach
-    with tempfile.TemporaryDirectory(prefix="gates-") as directory:
-        Path(directory).chmod(0o755)
-        server = Postgres(Path(directory) / "postgres", embedded_binaries()).start()
+    with room_for_servers() as directory:
+        server = Postgres(directory / "postgres", embedded_binaries()).start()
         try:
             yield server.url()
         finally:

@@ -18,7 +18,7 @@ from psycopg import sql
 
 from conftest import Bake, Uv
 from laboratory.images import BASE, Images
-from laboratory.servers import PgBouncer, Postgres, embedded_binaries, free_port, wait_until
+from laboratory.servers import PgBouncer, Postgres, embedded_binaries, free_port, room_for_servers, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("root", "buildah", "unshare")]
 
@@ -142,17 +142,16 @@ def test_a_change_of_the_code_leaves_the_layer_of_third_party_packages_alone(def
 @pytest.fixture
 def server() -> Iterator[Postgres]:
     """As the image `postgres` starts it: a database of the service's name, and passwords for whoever comes by TCP."""
-    directory = Path(mkdtemp(prefix="servers-"))
-    directory.chmod(0o755)
-    postgres = Postgres(directory / "postgres", embedded_binaries()).start()
-    with postgres.connect() as conn:
-        conn.execute("create database acme_billing")
-        conn.execute(sql.SQL("alter role postgres password {}").format(sql.Literal(PASSWORDS["POSTGRES_PASSWORD"])))
-        (postgres.data / "pg_hba.conf").write_text("host all all 127.0.0.1/32 scram-sha-256\n")
-        conn.execute("select pg_reload_conf()")
-    yield postgres
-    postgres.stop()
-    rmtree(directory)
+    with room_for_servers() as directory:
+        postgres = Postgres(directory / "postgres", embedded_binaries()).start()
+        with postgres.connect() as conn:
+            conn.execute("create database acme_billing")
+            password = sql.Literal(PASSWORDS["POSTGRES_PASSWORD"])
+            conn.execute(sql.SQL("alter role postgres password {}").format(password))
+            (postgres.data / "pg_hba.conf").write_text("host all all 127.0.0.1/32 scram-sha-256\n")
+            conn.execute("select pg_reload_conf()")
+        yield postgres
+        postgres.stop()
 
 
 def test_compose_takes_its_file_and_names_what_is_missing(project: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_second_signal_ends_a_replica_at_once_whose_worker_ignores_the_first(
     fleet: Fleet, figures: Figures, second: signal.Signals, other_thread: bool
 ) -> None:
     """A signal to another thread is what the kernel is free to make of one to the process; it interrupts no wait of
-    the main thread, as one does not that comes just before that wait (5 of 500, aimed at that instant).
+    the main thread, as one does not that comes just before that wait (7 of 2,200, aimed at that instant).
     """
     leader, standby = fleet.line_up(behaviour="ignores")
     leader.signal(signal.SIGTERM)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,6 +57,19 @@ def as_ordinary_user() -> dict[str, Any]:
 def ordinary_user_prefix() -> tuple[str, ...]:
     """The same as a command to run another one under, for use behind a command that needs root."""
     return ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups") if os.geteuid() == 0 else ()
+
+
+@contextlib.contextmanager
+def room_for_servers(*, memory: bool = False) -> Iterator[Path]:
+    """A directory that the servers' user can reach, which pytest's own is not; gone afterwards.
+
+    `memory`: in memory where there is plenty, for a server on which databases come and go.
+    """
+    shared = Path("/dev/shm")
+    plenty = memory and shared.is_dir() and shutil.disk_usage(shared).free > 4 << 30
+    with tempfile.TemporaryDirectory(prefix="servers-", dir=shared if plenty else None) as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def own_directory(path: Path) -> Path:
